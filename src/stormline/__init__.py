@@ -1,0 +1,1 @@
+"""stormline keeps apps connected, and their requests succeeding, on networks that lose, stall, lie and change."""

@@ -1,0 +1,201 @@
+"""Every exception stormline raises, in one tree.
+
+    StormlineError
+    ├── ConfigError                 a setting, file or argument is wrong; names what and where
+    │   └── BundleError             the client bundle cannot be used
+    ├── TransportError              a request failed on its way; carries `phase` and `maybe_delivered`
+    │   ├── ResolveError            no address for the name
+    │   ├── ConnectError            no connection to any address
+    │   ├── TlsError                the peer could not be verified, or the handshake failed
+    │   ├── WriteError              the connection broke while sending
+    │   ├── ReadError               the connection broke while waiting or reading
+    │   ├── ProtocolViolation       the peer's HTTP cannot be understood
+    │   ├── DecodeError             the body is truncated or corrupt
+    │   ├── ChannelLost             the long connection went away under the call
+    │   └── DeadlineExceeded        time ran out: of the call, or of one phase
+    ├── CallError                   the other side answered: no (`code`, `retry_after_s`)
+    ├── ProtocolError               the rules of the wire were broken
+    │   ├── LocalProtocolError      by us: a bug, or a call in the wrong state
+    │   └── RemoteProtocolError     by the peer; carries the `code` to close with
+    ├── RefusedError                the gateway refused or ended the session (`code`, `action`)
+    ├── SignatureError              a signed text is not from whom it claims, or is not for us
+    │   └── ExpiredError            it was good once
+    ├── DispatchError               the scheduling centre gave no usable answer
+    │   ├── DispatchUnreachable     none of its addresses answered
+    │   └── AnswerRejected          it answered, but the answer may not be trusted; `reason` says why
+    ├── EngineError                 the distributed engine (NATS) cannot do it now
+    │   └── EngineUnavailable       it is down or unreachable
+    ├── StoreError                  the analytics store cannot do it now
+    └── PlatformError               a part of the platform did not start or died
+
+What a caller can act on: `TransportError.maybe_delivered` (False: the request was certainly not processed, so
+anything may be sent again), `CallError.code`, `RefusedError.action`.
+"""
+
+from stormline.core import codes
+from stormline.core.phase import Phase
+
+
+class StormlineError(Exception):
+    """Root of the tree; catching it catches all that stormline raises on purpose."""
+
+
+class ConfigError(StormlineError):
+    """A setting, file or argument is wrong. The message names what and where."""
+
+
+class BundleError(ConfigError):
+    """The client bundle is missing, unreadable or not a bundle."""
+
+
+class TransportError(StormlineError):
+    """A request failed on its way.
+
+    Attributes:
+        phase: how far it had come.
+        maybe_delivered: False where it is certain that the peer did not get the request whole and so cannot have
+            acted on it; True where it may have.
+    """
+
+    def __init__(self, message: str, *, phase: Phase, maybe_delivered: bool) -> None:
+        super().__init__(message)
+        self.phase = phase
+        self.maybe_delivered = maybe_delivered
+
+
+class ResolveError(TransportError):
+    """No address is known for the name."""
+
+
+class ConnectError(TransportError):
+    """No connection could be made to any address tried."""
+
+
+class TlsError(TransportError):
+    """The peer's certificate was not accepted, or the handshake failed."""
+
+
+class WriteError(TransportError):
+    """The connection broke while the request was being sent."""
+
+
+class ReadError(TransportError):
+    """The connection broke while waiting for the answer or reading it."""
+
+
+class ProtocolViolation(TransportError):
+    """The peer's answer breaks HTTP."""
+
+
+class DecodeError(TransportError):
+    """The answer's body is truncated or corrupt."""
+
+
+class ChannelLost(TransportError):
+    """The long connection went away under the call."""
+
+
+class DeadlineExceeded(TransportError):
+    """Time ran out: of the whole call, or of the phase named by `phase`."""
+
+
+class CallError(StormlineError):
+    """The other side answered that it will not or cannot do the call.
+
+    Attributes:
+        code: a `codes.Code` value, or one this version does not know.
+        reason: for people.
+        retry_after_s: seconds to wait before asking again, None where the peer gave none.
+        maybe_delivered: True where the work may have been done all the same (a deadline at the far end, say).
+    """
+
+    def __init__(
+        self, code: int, reason: str, *, retry_after_s: float | None = None, maybe_delivered: bool = False
+    ) -> None:
+        super().__init__(f"{codes.name(code)}: {reason}" if reason else codes.name(code))
+        self.code = code
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.maybe_delivered = maybe_delivered
+
+
+class ProtocolError(StormlineError):
+    """The rules of the wire protocol were broken. Abstract: look at the two below."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side tried something that the state of the connection does not allow."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the rules.
+
+    Attributes:
+        code: what to close the connection with.
+    """
+
+    def __init__(self, message: str, code: codes.Code = codes.Code.PROTOCOL_ERROR) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RefusedError(StormlineError):
+    """The gateway refused the session, or ended it, with a code.
+
+    Attributes:
+        code: why.
+        action: what to do now.
+        retry_after_s: earliest next try, None where the gateway gave none.
+    """
+
+    def __init__(self, code: int, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{codes.name(code)}: {reason}" if reason else codes.name(code))
+        self.code = code
+        self.reason = reason
+        self.action = codes.action(code)
+        self.retry_after_s = retry_after_s
+
+
+class SignatureError(StormlineError):
+    """A signed text is forged, altered, made with an unknown key, or meant for another use."""
+
+
+class ExpiredError(SignatureError):
+    """A signed text is genuine and past its time (or not yet in it)."""
+
+
+class DispatchError(StormlineError):
+    """The scheduling centre gave no usable answer."""
+
+
+class DispatchUnreachable(DispatchError):
+    """None of the scheduling centre's addresses answered."""
+
+
+class AnswerRejected(DispatchError):
+    """The scheduling centre's answer may not be trusted.
+
+    Attributes:
+        reason: `signature`, `expired`, `not-yet-valid`, `wrong-app`, `stale-version`, `malformed`, `too-large`,
+            `unknown-key` or `refused`.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"dispatch answer rejected ({reason}): {detail}")
+        self.reason = reason
+
+
+class EngineError(StormlineError):
+    """The distributed engine could not do what was asked."""
+
+
+class EngineUnavailable(EngineError):
+    """The distributed engine is down, unreachable, or reconnecting."""
+
+
+class StoreError(StormlineError):
+    """The analytics store could not do what was asked."""
+
+
+class PlatformError(StormlineError):
+    """A part of the platform did not start, or died and did not come back."""

@@ -1,0 +1,151 @@
+"""The timeline of one request: every stage from the call to the result in the caller's hand.
+
+Pure: the caller passes `now`. A timeline belongs to one call and is not shared between tasks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+STAGES: Final = (
+    "queued", "plan", "resolve", "connect", "tls", "send", "first_byte", "body", "decode", "parse", "callback",
+)  # fmt: skip
+"""The stages in their order; also the columns of the store."""
+
+
+class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One attempt of a call, by one means over one connection.
+
+    Attributes:
+        means: `long`, `direct`, ...
+        address: `ip:port` of the peer, empty where none was reached.
+        carrier: `sl-tls`, `h1`, ...
+        reused: the connection existed before.
+        failure: kind of failure, empty for none.
+        phase: where it failed.
+        maybe_delivered: the request may have been processed.
+        start_ms: offset from the call's start.
+        duration_ms: how long the attempt took.
+    """
+
+    means: str
+    address: str = ""
+    carrier: str = ""
+    reused: bool = False
+    failure: str = ""
+    phase: str = ""
+    maybe_delivered: bool = False
+    start_ms: float = 0.0
+    duration_ms: float = 0.0
+
+
+class CallRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One call after all its means, as it is reported. Holds no query values, headers, bodies or credentials.
+
+    Attributes:
+        call_id: unique per call, random.
+        started_at_ms: wall time of the call, milliseconds since 1970.
+        method: HTTP method, or `CALL` for an RPC.
+        host: the request's host, or the RPC service.
+        path: path without query, or the RPC method.
+        business: the caller's tag for the business it belongs to.
+        status: HTTP status, 0 where no answer came.
+        ok_network: an answer came whole.
+        ok_http: its status is below 400.
+        ok_parse: the business's own verdict on the body; None where it gave none.
+        failure: kind of the last failure, empty for none.
+        phase: where the last failure happened.
+        network: kind of network, `wifi`, `cell`, `wired` or `unknown`.
+        family: 4 or 6, 0 where no connection was made.
+        means: the means that succeeded, or the last one tried.
+        address: peer that answered.
+        bytes_up: request bytes handed down, headers included.
+        bytes_down: answer body bytes as they came.
+        total_ms: call to callback.
+        stages_ms: duration by stage name; a stage that did not happen is absent.
+        attempts: every attempt in order.
+    """
+
+    call_id: str
+    started_at_ms: int
+    method: str
+    host: str
+    path: str
+    business: str = ""
+    status: int = 0
+    ok_network: bool = False
+    ok_http: bool = False
+    ok_parse: bool | None = None
+    failure: str = ""
+    phase: str = ""
+    network: str = "unknown"
+    family: int = 0
+    means: str = ""
+    address: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    total_ms: float = 0.0
+    stages_ms: dict[str, float] = {}
+    attempts: list[AttemptRecord] = []
+
+    @property
+    def ok(self) -> bool:
+        """Business success: network, HTTP and, where there is a verdict, parse."""
+        return self.ok_network and self.ok_http and self.ok_parse is not False
+
+
+class Timeline:
+    """Collects how long each stage took. Re-entering a stage (a second attempt) adds to it.
+
+    At any moment one stage is open; entering the next closes it, so the stages add up to the whole.
+    """
+
+    __slots__ = ("_now", "_stage", "_stages", "_start", "story")
+
+    def __init__(self, now: float) -> None:
+        self._start = self._now = now
+        self._stage = "queued"
+        self._stages: dict[str, float] = {}
+        self.story: list[tuple[float, str]] = []
+        """Decisions in words: (seconds since the start, line)."""
+
+    def enter(self, stage: str, now: float) -> None:
+        """Close the open stage and open `stage`.
+
+        Args:
+            stage: one of `STAGES`.
+            now: monotonic seconds; a step back counts as no time.
+        """
+        if stage not in STAGES:
+            raise ValueError(f"no such stage: {stage!r}")
+        self._close(now)
+        self._stage = stage
+
+    def _close(self, now: float) -> None:
+        spent = max(0.0, now - self._now)
+        self._stages[self._stage] = self._stages.get(self._stage, 0.0) + spent
+        self._now = max(self._now, now)
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Book `seconds` of what was counted under `source` on `target` instead (body read v decoding)."""
+        taken = min(max(0.0, seconds), self._stages.get(source, 0.0))
+        if taken:
+            self._stages[source] -= taken
+            self._stages[target] = self._stages.get(target, 0.0) + taken
+
+    def note(self, now: float, line: str) -> None:
+        """Add one decision to the story."""
+        self.story.append((now - self._start, line))
+
+    @property
+    def stage(self) -> str:
+        """The open stage."""
+        return self._stage
+
+    def finish(self, now: float) -> tuple[float, dict[str, float]]:
+        """Close the open stage; give total and stages, in milliseconds."""
+        self._close(now)
+        total = (self._now - self._start) * 1000.0
+        return total, {stage: self._stages[stage] * 1000.0 for stage in STAGES if stage in self._stages}

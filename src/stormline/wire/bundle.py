@@ -1,0 +1,90 @@
+"""The client bundle: the one file an app ships so that its client can trust the platform from the first byte.
+
+It holds addresses and public keys only. A bundle for one device may also carry that device's token, and is then as
+secret as the token.
+"""
+
+from typing import Final
+
+import msgspec
+
+from stormline.core import errors, ids, limits
+from stormline.core.values import Address, parse_address
+from stormline.wire import jws
+
+FORMAT: Final = "stormline-bundle/1"
+
+
+class Bundle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client knows before it has asked anybody.
+
+    Attributes:
+        format: always `FORMAT`.
+        app: application id.
+        dispatch: addresses of scheduling centres, `ip:port`, first asked first.
+        dispatch_name: name their TLS certificate is checked against.
+        dispatch_keys: Ed25519 public keys that sign plans, base64url by key id.
+        ca_pem: certificate authority of the platform's own roles; empty for the system's trust store.
+        token: device token, empty where the client enrols itself or the app sets one.
+        preload: hosts to ask for at start.
+    """
+
+    format: str = FORMAT
+    app: str
+    dispatch: tuple[str, ...]
+    dispatch_name: str
+    dispatch_keys: dict[str, str]
+    ca_pem: str = ""
+    token: str = ""
+    preload: tuple[str, ...] = ()
+
+    def addresses(self) -> tuple[Address, ...]:
+        """Give the scheduling centres' addresses.
+
+        Raises:
+            BundleError: one of them is not an address.
+        """
+        try:
+            return tuple(parse_address(text) for text in self.dispatch)
+        except errors.ConfigError as error:
+            raise errors.BundleError(f"bundle: dispatch {error}") from error
+
+    def __repr__(self) -> str:
+        """Show what it is for, never the token."""
+        return f"Bundle(app={self.app!r}, dispatch={self.dispatch!r}, token={'***' if self.token else ''!r})"
+
+
+def encode(bundle: Bundle) -> bytes:
+    """Give the bundle as indented JSON, the form of the file."""
+    return msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n"
+
+
+def decode(data: bytes, *, where: str = "bundle") -> Bundle:
+    """Read a bundle file.
+
+    Args:
+        data: the file's bytes.
+        where: named in errors, usually the path.
+
+    Raises:
+        BundleError: too large, not JSON, not a bundle, of a newer format, or with a useless address or key.
+    """
+    if len(data) > limits.BUNDLE_BYTES_MAX:
+        raise errors.BundleError(f"{where}: {len(data)} bytes, a bundle has at most {limits.BUNDLE_BYTES_MAX}")
+    try:
+        bundle = msgspec.json.decode(data, type=Bundle)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise errors.BundleError(f"{where}: not a client bundle: {error}") from error
+    if bundle.format != FORMAT:
+        raise errors.BundleError(f"{where}: format {bundle.format[:40]!r}, this version reads {FORMAT!r}")
+    if not bundle.dispatch:
+        raise errors.BundleError(f"{where}: it names no dispatch address")
+    bundle.addresses()
+    try:
+        ids.check_label(bundle.app, "app")
+        jws.load_public_keys(bundle.dispatch_keys)
+    except (errors.ConfigError, errors.SignatureError) as error:
+        raise errors.BundleError(f"{where}: {error}") from error
+    if not bundle.dispatch_keys:
+        raise errors.BundleError(f"{where}: it holds no dispatch key, no answer could be trusted")
+    return bundle

@@ -1,0 +1,72 @@
+"""Device tokens: who a session belongs to, signed by the app's backend or by dispatch.
+
+A token is a JWT (RFC 7519) in the form of `wire.jws`, so a backend in any language can mint one.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from stormline.core import errors, limits
+from stormline.wire import jws
+
+TYP: Final = "stormline-device+jwt"
+
+
+class DeviceToken(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"app": "aud", "device": "sub"}
+):
+    """The claims of a device token.
+
+    Attributes:
+        app: application id (claim `aud`).
+        device: device id (claim `sub`).
+        user: user id, empty where nobody is logged in.
+        iat: issued at, seconds since 1970.
+        exp: not valid from this second on.
+    """
+
+    app: str
+    device: str
+    user: str = ""
+    iat: int
+    exp: int
+
+
+_decoder = msgspec.json.Decoder(DeviceToken)
+
+
+def mint(token: DeviceToken, *, key: Ed25519PrivateKey, kid: str) -> str:
+    """Sign a device token."""
+    return jws.sign(msgspec.json.encode(token), key=key, kid=kid, typ=TYP)
+
+
+def verify(text: str, *, keys: Mapping[str, Ed25519PublicKey], wall: float) -> DeviceToken:
+    """Check a device token.
+
+    Args:
+        text: the token as it came in the HELLO or an `Authorization: Bearer` header.
+        keys: the app's public keys by id.
+        wall: now, seconds since 1970.
+
+    Raises:
+        ExpiredError: genuine, but expired or from the future (beyond `limits.CLOCK_SKEW_S`).
+        SignatureError: not genuine, or its claims are malformed.
+    """
+    payload = jws.verify(text, keys=keys, typ=TYP, size_max=limits.TOKEN_BYTES_MAX)
+    try:
+        token = _decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise errors.SignatureError(f"malformed device token: {error}") from error
+    for what, name in (("app", token.app), ("device", token.device)):
+        if not name or len(name.encode("utf-8", "replace")) > limits.NAME_BYTES_MAX:
+            raise errors.SignatureError(f"device token: {what} must have 1 to {limits.NAME_BYTES_MAX} bytes")
+    if len(token.user.encode("utf-8", "replace")) > limits.NAME_BYTES_MAX:
+        raise errors.SignatureError(f"device token: user must have at most {limits.NAME_BYTES_MAX} bytes")
+    if wall >= token.exp:
+        raise errors.ExpiredError(f"device token expired {wall - token.exp:.0f} s ago")
+    if token.iat > wall + limits.CLOCK_SKEW_S:
+        raise errors.ExpiredError(f"device token is from {token.iat - wall:.0f} s in the future")
+    return token
