@@ -19,13 +19,16 @@
     │   └── RemoteProtocolError     by the peer; carries the `code` to close with
     ├── RefusedError                the gateway refused or ended the session (`code`, `action`)
     ├── SignatureError              a signed text is not from whom it claims, or is not for us
+    │   ├── UnknownKeyError         it names a key we do not have
     │   └── ExpiredError            it was good once
+    ├── RequestRefused              one of our own HTTP services says no; `code` is the word sent to the caller
     ├── DispatchError               the scheduling centre gave no usable answer
     │   ├── DispatchUnreachable     none of its addresses answered
     │   └── AnswerRejected          it answered, but the answer may not be trusted; `reason` says why
     ├── EngineError                 the distributed engine (NATS) cannot do it now
     │   └── EngineUnavailable       it is down or unreachable
     ├── StoreError                  the analytics store cannot do it now
+    │   └── StoreBusy               its queue is full; `retry_after_s`
     └── PlatformError               a part of the platform did not start or died
 
 What a caller can act on: `TransportError.maybe_delivered` (False: the request was certainly not processed, so
@@ -160,8 +163,26 @@ class SignatureError(StormlineError):
     """A signed text is forged, altered, made with an unknown key, or meant for another use."""
 
 
+class UnknownKeyError(SignatureError):
+    """A signed text names a key that is not among ours: forged, or the keys were changed since."""
+
+
 class ExpiredError(SignatureError):
     """A signed text is genuine and past its time (or not yet in it)."""
+
+
+class RequestRefused(StormlineError):
+    """An HTTP service of ours refuses a request. The message is for the caller and holds no secret.
+
+    Attributes:
+        code: one lower-case word with dashes, sent in the error answer; callers act on it.
+        retry_after_s: earliest next try, None where trying again will not help.
+    """
+
+    def __init__(self, code: str, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class DispatchError(StormlineError):
@@ -195,6 +216,18 @@ class EngineUnavailable(EngineError):
 
 class StoreError(StormlineError):
     """The analytics store could not do what was asked."""
+
+
+class StoreBusy(StoreError):
+    """The analytics store is well but has no room for more work just now.
+
+    Attributes:
+        retry_after_s: seconds to wait before asking again.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class PlatformError(StormlineError):

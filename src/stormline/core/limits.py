@@ -75,3 +75,134 @@ PLAN_HOSTS_MAX: Final = 100
 """Hosts one question to dispatch may name."""
 BUNDLE_BYTES_MAX: Final = 256 * 1024
 """A client bundle file."""
+
+# -- HTTP served by the roles -----------------------------------------------------------------------------------------
+HTTP_KEEP_ALIVE_S: Final = 30.0
+"""Idle time after which a kept-alive HTTP connection is closed."""
+HTTP_DRAIN_S: Final = 2.0
+"""How long a stopping role waits for HTTP requests in flight; well inside the 5 s a platform has to end."""
+HTTP_CONNECTIONS_MAX: Final = 4096
+"""Connections and requests in progress of one HTTP server; beyond it the answer is 503. A fifth of the descriptors."""
+
+# -- settings and the platform's processes ----------------------------------------------------------------------------
+CONFIG_FILE_BYTES_MAX: Final = 256 * 1024
+"""A settings file; more is not a settings file."""
+PLATFORM_FILE_BYTES_MAX: Final = 64 * 1024
+"""A small file the platform itself wrote into its state folder (lock, keys, run files)."""
+ROLE_START_TIMEOUT_S: Final = 45.0
+"""From starting a role's process to its first true answer. The store takes seconds to load on a loaded two-core
+machine; a role that needs longer than this does not come."""
+ROLE_STOP_TIMEOUT_S: Final = 3.5
+"""From SIGTERM to SIGKILL: longer than `HTTP_DRAIN_S`, and inside the 5 s in which a platform has ended."""
+ROLE_RESTART_PAUSE_S: Final = 0.25
+"""Pause before a role that died is started again; doubles with each death in a row."""
+ROLE_RESTART_PAUSE_MAX_S: Final = 8.0
+"""Longest such pause."""
+ROLE_RESTARTS_MAX: Final = 5
+"""Deaths of one role within `ROLE_RESTARTS_WINDOW_S` after which the platform gives up: a role that cannot live needs
+a person, and a platform that looks up but is not misleads."""
+ROLE_RESTARTS_WINDOW_S: Final = 60.0
+"""The window in which restarts are counted."""
+LOG_TAIL_BYTES_MAX: Final = 16 * 1024
+"""How much of a log's end is read to find the reason of a death."""
+FREE_PORT_TRIES_MAX: Final = 50
+"""Ports tried to find a free one; with half the range taken, all fail once in 10^15."""
+LOCK_TRIES_MAX: Final = 5
+"""Tries for the lock of a state folder: `stormline status` holds it for microseconds to look."""
+LOCK_PAUSE_S: Final = 0.02
+"""Pause between two such tries."""
+
+# -- reports, the analytics store and its readers ---------------------------------------------------------------------
+REPORT_BODY_TIMEOUT_S: Final = 30.0
+"""From a report's head to its whole body: 1 MiB at 300 kbit/s. Slower devices send smaller batches."""
+REPORT_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Report bodies held in memory at once, over all connections; beyond it 503."""
+REPORT_HOST_CHARS_MAX: Final = 253
+"""The longest DNS name (RFC 1035 section 2.3.4), as text."""
+REPORT_PATH_CHARS_MAX: Final = 1024
+"""A path in a call record; longer is no path a person groups by."""
+REPORT_TEXT_CHARS_MAX: Final = 128
+"""Any other text of a call record."""
+REPORT_ATTEMPTS_MAX: Final = 32
+"""Attempts of one call; no policy makes that many within a deadline."""
+REPORT_DURATION_MS_MAX: Final = 24 * 3_600_000.0
+"""The longest duration believed; a call's longest deadline is an hour."""
+REPORT_LATE_S: Final = 24 * 3600.0
+"""A start that lies further back than this when the report arrives counts as a wrong device clock."""
+REPORT_EARLY_S: Final = 300.0
+"""A start that lies further ahead than this counts as a wrong device clock; smaller steps are ordinary drift."""
+REPORT_WALL_MS_MAX: Final = 4_102_444_800_000
+"""2100-01-01 UTC; a start beyond it, or before 1970, is not a time but damage."""
+INGEST_ROWS_MAX: Final = 20_000
+"""Rows that wait for the store: 40 full reports, some 40 MB, 0.5 s of inserts; beyond it 503."""
+INGEST_COMMIT_ROWS_MAX: Final = 5_000
+"""Rows in one insert: 20 ms of work, so one slow commit does not hold the next for long."""
+INGEST_RETRY_AFTER_S: Final = 2.0
+"""What a reporter refused for want of room is told to wait: the queue empties in a quarter of it."""
+INGEST_RECENT_CALLS_MAX: Final = 50_000
+"""Stored calls remembered so that a report sent again (its answer was lost) is not counted twice; some 15 MB."""
+STORE_DAYS: Final = 14
+"""Days a call stays in the store: two weeks, to compare with the same weekday."""
+STORE_READERS: Final = 2
+"""Threads that answer questions to the store; its queries use several cores themselves."""
+STORE_READS_MAX: Final = 16
+"""Questions running or waiting for a reader; beyond it 503."""
+STORE_QUERY_S: Final = 5.0
+"""The longest a question may run in the store."""
+STORE_QUERY_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Memory one question may use in the store."""
+STORE_CLOSE_S: Final = 1.5
+"""How long a closing store waits for its threads before it leaves them to the end of the process."""
+APM_WINDOW_S_MAX: Final = 7 * 24 * 3600
+"""The longest window one question may cover; what is older is for exploring with SQL."""
+APM_HOSTS_MAX: Final = 200
+"""Hosts in one answer, those with most calls first; `total` counts all."""
+APM_FAILURE_KINDS_MAX: Final = 12
+"""Kinds of failure named per host; the rest is summed as `other`."""
+APM_CALLS_MAX: Final = 500
+"""Calls in one answer."""
+APM_SERIES_POINTS_MAX: Final = 360
+"""Points of one series; more than a sparkline has pixels."""
+APM_SERIES_HOSTS_MAX: Final = 50
+"""Hosts with a series of their own in one answer."""
+
+# -- console ----------------------------------------------------------------------------------------------------------
+CONSOLE_APM_TIMEOUT_S: Final = 6.0
+"""Wait for one answer of the APM: a little longer than its own `STORE_QUERY_S`."""
+CONSOLE_CACHE_S: Final = 1.0
+"""Age to which one answer of the APM serves every open page: many viewers cost the store no more than one."""
+CONSOLE_CACHED_MAX: Final = 64
+"""Different answers kept; the pages ask for a handful."""
+
+# -- dispatch ---------------------------------------------------------------------------------------------------------
+HOST_CHARS_MAX: Final = 253
+"""A host name without the root's dot (RFC 1035 section 2.3.4: 255 octets on the wire)."""
+PLAN_REQUEST_BYTES_MAX: Final = 64 * 1024
+"""The body of a question: `PLAN_HOSTS_MAX` names of `HOST_CHARS_MAX` and room; more is answered with 413 unread."""
+DISPATCH_SMALL_BODY_BYTES_MAX: Final = 4 * 1024
+"""The body that asks for a device or a token: three short names."""
+REQUEST_BODY_TIMEOUT_S: Final = 10.0
+"""From a request's head to the end of its body, absolute: bytes that dribble in do not extend it."""
+PLAN_REFRESH_S: Final = 30.0
+"""How long signed bytes are given out again. They lose at most this much of `PLAN_LIFE_S`, and the time hint in
+them stays well inside `CLOCK_SKEW_S`."""
+PLAN_CACHE_ENTRIES_MAX: Final = 4096
+"""Signed answers kept: apps times the host sets their versions ask for, with much room."""
+PLAN_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Their text together; whoever asks for ever new host sets pushes out answers but fills no memory."""
+RULES_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A rule set as JSON: tens of thousands of hosts."""
+RULES_NAMES_MAX: Final = 100
+"""Endpoints of one host, or names of switched-off means, in a rule set: an answer stays far below `PLAN_BYTES_MAX`."""
+ENROL_BURST: Final = 120
+"""Devices one address may enrol at once: a carrier's NAT or a workshop brings many in the same minute."""
+ENROL_RATE_PER_S: Final = 2.0
+"""Devices one address may enrol in the long run; each costs a signature, about 50 us."""
+ENROL_ADDRESSES_MAX: Final = 16384
+"""Addresses whose rate is remembered, about 150 bytes each; the one silent for longest is forgotten first."""
+ADMIN_KEY_CHARS_MIN: Final = 16
+"""Shortest admin key: nothing here slows guessing down, so its length must."""
+ADMIN_TOKEN_LIFE_MAX_S: Final = 30 * 24 * 3600.0
+"""Longest life an operator can give a device token: there is no revocation yet but waiting."""
+ADMIN_TIMEOUT_S: Final = 10.0
+"""A command's wait for one answer of the platform's admin APIs; a person waits for it."""

@@ -10,7 +10,7 @@ import msgspec
 
 from stormline.core import errors, ids, limits
 from stormline.core.values import Address, parse_address
-from stormline.wire import jws
+from stormline.wire import jws, strictjson
 
 FORMAT: Final = "stormline-bundle/1"
 
@@ -54,6 +54,9 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"Bundle(app={self.app!r}, dispatch={self.dispatch!r}, token={'***' if self.token else ''!r})"
 
 
+_decoder = msgspec.json.Decoder(Bundle)
+
+
 def encode(bundle: Bundle) -> bytes:
     """Give the bundle as indented JSON, the form of the file."""
     return msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n"
@@ -72,8 +75,8 @@ def decode(data: bytes, *, where: str = "bundle") -> Bundle:
     if len(data) > limits.BUNDLE_BYTES_MAX:
         raise errors.BundleError(f"{where}: {len(data)} bytes, a bundle has at most {limits.BUNDLE_BYTES_MAX}")
     try:
-        bundle = msgspec.json.decode(data, type=Bundle)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        bundle = strictjson.decode(data, _decoder)
+    except ValueError as error:
         raise errors.BundleError(f"{where}: not a client bundle: {error}") from error
     if bundle.format != FORMAT:
         raise errors.BundleError(f"{where}: format {bundle.format[:40]!r}, this version reads {FORMAT!r}")

@@ -6,15 +6,19 @@ ignores what it does not know.
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from stormline.core import errors, limits
-from stormline.wire import jws
+from stormline.wire import jws, strictjson
 
 TYP: Final = "stormline-plan+jws"
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]  # integers that every JSON reader keeps exact
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+_Timeout = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Carrier(enum.StrEnum):
@@ -39,11 +43,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     host: str
-    port: int
+    port: _Port
     carrier: str = Carrier.LONG_TLS
     server_name: str = ""
     unit: str = ""
-    weight: int = 100
+    weight: _Count = 100
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,8 +60,8 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     endpoints: tuple[Endpoint, ...] = ()
-    connect_timeout_s: float | None = None
-    deadline_s: float | None = None
+    connect_timeout_s: _Timeout | None = None
+    deadline_s: _Timeout | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,9 +80,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     app: str
-    version: int
-    issued_at: int
-    expires_at: int
+    version: _Count
+    issued_at: _Count
+    expires_at: _Count
     unit: str = ""
     hosts: dict[str, HostPlan] = {}
     unknown: tuple[str, ...] = ()
@@ -120,11 +124,13 @@ def verify(
         raise errors.AnswerRejected("too-large", f"{len(text)} bytes, at most {limits.PLAN_BYTES_MAX}")
     try:
         payload = jws.verify(text, keys=keys, typ=TYP, size_max=limits.PLAN_BYTES_MAX)
+    except errors.UnknownKeyError as error:
+        raise errors.AnswerRejected("unknown-key", str(error)) from error
     except errors.SignatureError as error:
         raise errors.AnswerRejected("signature", str(error)) from error
     try:
-        plan = _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+        plan = strictjson.decode(payload, _decoder)
+    except ValueError as error:
         raise errors.AnswerRejected("malformed", str(error)) from error
     if plan.app != app:
         raise errors.AnswerRejected("wrong-app", f"it is for {plan.app!r}, we are {app!r}")
@@ -151,4 +157,16 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     app: str
     hosts: tuple[str, ...]
-    version: int = 0
+    version: _Count = 0
+
+
+_request_decoder = msgspec.json.Decoder(PlanRequest)
+
+
+def decode_request(data: bytes) -> PlanRequest:
+    """Read a question to dispatch; the caller has bounded its size.
+
+    Raises:
+        ValueError: it is none; the message says what is wrong with it.
+    """
+    return strictjson.decode(data, _request_decoder)

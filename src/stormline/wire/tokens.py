@@ -4,15 +4,17 @@ A token is a JWT (RFC 7519) in the form of `wire.jws`, so a backend in any langu
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from stormline.core import errors, limits
-from stormline.wire import jws
+from stormline.wire import jws, strictjson
 
 TYP: Final = "stormline-device+jwt"
+
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]  # integers that every JSON reader keeps exact
 
 
 class DeviceToken(
@@ -26,13 +28,15 @@ class DeviceToken(
         user: user id, empty where nobody is logged in.
         iat: issued at, seconds since 1970.
         exp: not valid from this second on.
+        nbf: not valid before this second, 0 for no such bound (RFC 7519 section 4.1.5).
     """
 
     app: str
     device: str
     user: str = ""
-    iat: int
-    exp: int
+    iat: _Seconds
+    exp: _Seconds
+    nbf: _Seconds = 0
 
 
 _decoder = msgspec.json.Decoder(DeviceToken)
@@ -57,8 +61,8 @@ def verify(text: str, *, keys: Mapping[str, Ed25519PublicKey], wall: float) -> D
     """
     payload = jws.verify(text, keys=keys, typ=TYP, size_max=limits.TOKEN_BYTES_MAX)
     try:
-        token = _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+        token = strictjson.decode(payload, _decoder)
+    except ValueError as error:
         raise errors.SignatureError(f"malformed device token: {error}") from error
     for what, name in (("app", token.app), ("device", token.device)):
         if not name or len(name.encode("utf-8", "replace")) > limits.NAME_BYTES_MAX:
@@ -67,6 +71,7 @@ def verify(text: str, *, keys: Mapping[str, Ed25519PublicKey], wall: float) -> D
         raise errors.SignatureError(f"device token: user must have at most {limits.NAME_BYTES_MAX} bytes")
     if wall >= token.exp:
         raise errors.ExpiredError(f"device token expired {wall - token.exp:.0f} s ago")
-    if token.iat > wall + limits.CLOCK_SKEW_S:
-        raise errors.ExpiredError(f"device token is from {token.iat - wall:.0f} s in the future")
+    begin = max(token.iat, token.nbf)
+    if begin > wall + limits.CLOCK_SKEW_S:
+        raise errors.ExpiredError(f"device token is from {begin - wall:.0f} s in the future")
     return token

@@ -1,0 +1,620 @@
+"""The long connection as a machine without I/O: bytes and `now` in; bytes, events and the next timer out.
+
+Drive it like this, the same on both sides:
+
+    machine.receive_data(data, now)            or  machine.receive_eof(now)
+    while (event := machine.next_event()) is not None: ...     until None; may raise RemoteProtocolError
+    stream.send(machine.data_to_send())
+    wake up at machine.next_timer() and call machine.handle_timer(now)
+
+After a RemoteProtocolError the machine is CLOSED and `data_to_send` holds the CLOSE that tells the peer why: send it,
+then drop the connection. Messages and their order: `wire.messages`, `wire.states`; written down in
+`docs/reference/protocol.md`.
+"""
+
+from collections import deque
+
+from stormline.core import codes, limits
+from stormline.core.codes import Code
+from stormline.core.errors import LocalProtocolError, RemoteProtocolError
+from stormline.wire import events as e
+from stormline.wire import frames, states
+from stormline.wire import messages as m
+from stormline.wire.states import Role, State
+
+
+class _Call:
+    """One open call, ours or the peer's. `sending`/`receiving`: body bytes may still go out/come in."""
+
+    __slots__ = ("answered", "consumed", "offset", "ours", "receive_credit", "receiving", "send_credit", "sending")
+
+    def __init__(self, *, ours: bool, sending: bool, receiving: bool, offset: int) -> None:
+        self.ours = ours
+        self.sending = sending
+        self.receiving = receiving
+        self.answered = False
+        self.send_credit = limits.CREDIT_BYTES
+        self.receive_credit = limits.CREDIT_BYTES
+        self.consumed = 0
+        self.offset = offset
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else max(0, round(seconds * 1000))
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else max(0, milliseconds) / 1000
+
+
+class Connection:
+    """One long connection of either role.
+
+    Args:
+        role: which side this is.
+        now: monotonic seconds at creation; a server's HELLO deadline counts from here.
+        heartbeat_s: client: silence after which it pings, None for never.
+        idle_s: silence after which the peer counts as gone, None for never. Only whole frames break a silence.
+
+    Raises (from its methods):
+        LocalProtocolError: the call is not allowed in this state; nothing was changed.
+        RemoteProtocolError: the peer broke the rules (only from `next_event`).
+    """
+
+    def __init__(
+        self, role: Role, now: float, *, heartbeat_s: float | None = None, idle_s: float | None = None
+    ) -> None:
+        self.role = role
+        self.state = State.NEW
+        self.heartbeat_s = heartbeat_s
+        self.idle_s = idle_s
+        self._in = frames.FrameBuffer(
+            limits.FRAME_BEFORE_HELLO_BYTES_MAX if role is Role.SERVER else limits.FRAME_BYTES_MAX
+        )
+        self._out: list[bytes] = []
+        self._queued_bytes = 0
+        self._events: deque[e.Event] = deque()
+        self._calls: dict[int, _Call] = {}
+        self._next_call = 1 if role is Role.CLIENT else 2
+        self._peer_call = 0
+        self._peer_calls_open = 0
+        self._push_seq = 0
+        self._unacked: set[int] = set()
+        self._unacked_received: set[int] = set()
+        self._ping: tuple[int, float] | None = None
+        self._ping_nonce = 0
+        self._now = now
+        self._last_frame = now
+        self._greet_by: float | None = now + limits.HELLO_TIMEOUT_S if role is Role.SERVER else None
+        self._eof = False
+
+    # -- input ---------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes, now: float) -> None:
+        """Take bytes from the peer; `next_event` reads them. Bytes after CLOSED are dropped."""
+        self._now = now
+        if self.state is not State.CLOSED:
+            self._in.feed(data)
+
+    def receive_eof(self, now: float) -> None:
+        """The peer ended the stream."""
+        self._now = now
+        self._eof = True
+
+    def handle_timer(self, now: float) -> None:
+        """Do what is due at `now`: ping, or give a silent peer up."""
+        self._now = now
+        if self.state is State.CLOSED:
+            return
+        if self._greet_by is not None and now >= self._greet_by:
+            self._end(Code.HELLO_TIMEOUT, "no complete greeting in time")
+            return
+        if self.state is State.GREETING or self.state is State.NEW:
+            return
+        if self._ping is not None:
+            if now >= self._ping[1] + limits.HEARTBEAT_ANSWER_S:
+                self._end(Code.HEARTBEAT_TIMEOUT, "no answer to a ping")
+                return
+        elif self.heartbeat_s is not None and now >= self._last_frame + self.heartbeat_s:
+            self.ping(now)
+        if self.idle_s is not None and now >= self._last_frame + self.idle_s:
+            self._end(Code.HEARTBEAT_TIMEOUT, "nothing heard for too long")
+
+    # -- output --------------------------------------------------------------------------------------------------
+
+    def data_to_send(self) -> bytes:
+        """Give and forget the bytes to send now."""
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    def next_timer(self) -> float | None:
+        """When to call `handle_timer`, in the caller's monotonic seconds; None for never."""
+        if self.state is State.CLOSED:
+            return None
+        if self._greet_by is not None:
+            return self._greet_by
+        if self.state is State.GREETING or self.state is State.NEW:
+            return None
+        due = []
+        if self._ping is not None:
+            due.append(self._ping[1] + limits.HEARTBEAT_ANSWER_S)
+        elif self.heartbeat_s is not None:
+            due.append(self._last_frame + self.heartbeat_s)
+        if self.idle_s is not None:
+            due.append(self._last_frame + self.idle_s)
+        return min(due, default=None)
+
+    def next_event(self) -> e.Event | None:
+        """Give the next thing that happened, None when there is nothing (yet).
+
+        Raises:
+            RemoteProtocolError: the peer broke the rules; see the module's text for what to do.
+        """
+        while not self._events:
+            if self.state is State.CLOSED or self._reading_is_held():
+                return None
+            try:
+                message = self._in.next_message()
+                if message is None:
+                    if not self._eof:
+                        return None
+                    self._lost()
+                    continue
+                self._last_frame = self._now
+                self._receive(message)
+            except RemoteProtocolError as error:
+                self._end(error.code, str(error), silent=True)
+                raise
+        return self._events.popleft()
+
+    @property
+    def reading_held(self) -> bool:
+        """True while the peer's bytes must wait (server, between HELLO and WELCOME): pause reading the socket."""
+        return self._reading_is_held() and len(self._in) > 0
+
+    def _reading_is_held(self) -> bool:
+        return self.role is Role.SERVER and self.state is State.GREETING
+
+    @property
+    def queued_bytes(self) -> int:
+        """All bytes ever put out; with `call_offset` it tells how much of a call the kernel has taken."""
+        return self._queued_bytes
+
+    def call_offset(self, call_id: int) -> int:
+        """Position of the first byte of an open call of ours in the stream of all bytes put out.
+
+        While no more than this many bytes have been handed to the kernel, the call is certainly undelivered.
+        """
+        return self._own(call_id).offset
+
+    def open_calls(self) -> list[int]:
+        """Ids of our calls that still wait for the end of their answer."""
+        return [call_id for call_id, call in self._calls.items() if call.ours]
+
+    # -- greeting and ending -------------------------------------------------------------------------------------
+
+    def send_hello(self, hello: m.Hello) -> None:
+        """Client: open the conversation. Calls may follow at once, in the same flight."""
+        self._send(hello)
+        self._greet_by = self._now + limits.HELLO_TIMEOUT_S
+
+    def send_welcome(self, welcome: m.Welcome) -> None:
+        """Server: accept the client; what it sent after its HELLO is read from now on."""
+        self._send(welcome)
+        self._greet_by = None
+        self._in.frame_bytes_max = limits.FRAME_BYTES_MAX
+
+    def send_goaway(
+        self, code: Code, reason: str = "", *, spread_s: float = 0.0, retry_after_s: float | None = None
+    ) -> None:
+        """Ask the peer to leave; its calls up to now are still served."""
+        spread, retry = _milliseconds(spread_s) or 0, _milliseconds(retry_after_s)
+        self._send(m.GoAway(code, self._peer_call, reason[: limits.REASON_CHARS_MAX], spread, retry))
+
+    def close(self, code: int = Code.OK, reason: str = "", *, retry_after_s: float | None = None) -> None:
+        """Say CLOSE and be done; a second time it does nothing. A `Closed` event follows."""
+        if self.state is not State.CLOSED:
+            self._end(code, reason, retry_after_s=retry_after_s)
+
+    def _end(self, code: int, reason: str, *, retry_after_s: float | None = None, silent: bool = False) -> None:
+        reason = reason[: limits.REASON_CHARS_MAX]
+        self._send(m.Close(code, reason, _milliseconds(retry_after_s)))
+        if not silent:
+            self._events.append(e.Closed(code, reason, retry_after_s))
+
+    def _lost(self) -> None:
+        self.state = State.CLOSED
+        self._events.append(e.Closed(Code.OK, "the peer ended the connection without a word", lost=True))
+
+    # -- calls of ours -------------------------------------------------------------------------------------------
+
+    @property
+    def can_call(self) -> bool:
+        """True where `send_call` is allowed now."""
+        return (
+            states.after_send(self.role, self.state, m.Call) is not None
+            and len(self._calls) - self._peer_calls_open < limits.CALLS_IN_FLIGHT_MAX
+        )
+
+    def send_call(
+        self,
+        gate: str,
+        method: str,
+        *,
+        target: str = "",
+        headers: m.Headers = (),
+        body: bytes = b"",
+        more: bool = False,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Open a call; give its id. `body` is at most `limits.CHUNK_BYTES_MAX`, the rest goes by `send_data`."""
+        if len(self._calls) - self._peer_calls_open >= limits.CALLS_IN_FLIGHT_MAX:
+            raise LocalProtocolError(f"{limits.CALLS_IN_FLIGHT_MAX} calls are open, no more are allowed")
+        _check_chunk(body)
+        call_id, offset = self._next_call, self._queued_bytes
+        self._send(m.Call(call_id, gate, method, target, headers, body, more, _milliseconds(deadline_s)))
+        self._next_call += 2
+        call = _Call(ours=True, sending=more, receiving=True, offset=offset)
+        call.send_credit -= len(body)
+        self._calls[call_id] = call
+        return call_id
+
+    def send_cancel(self, call_id: int, code: Code = Code.CALL_CANCELLED) -> None:
+        """Give a call of ours up; no event about it follows. Harmless where it has already ended."""
+        call = self._calls.get(call_id)
+        if call is None or not call.ours:
+            return
+        if states.after_send(self.role, self.state, m.Cancel) is not None:
+            self._send(m.Cancel(call_id, code))
+        self._forget(call_id)
+
+    def _own(self, call_id: int) -> _Call:
+        call = self._calls.get(call_id)
+        if call is None or not call.ours:
+            raise LocalProtocolError(f"call {call_id} is not an open call of ours")
+        return call
+
+    # -- calls of the peer ---------------------------------------------------------------------------------------
+
+    def send_reply(
+        self, call_id: int, status: int, *, headers: m.Headers = (), body: bytes = b"", more: bool = False
+    ) -> None:
+        """Answer a call of the peer; `body` is at most one chunk, the rest goes by `send_data`."""
+        call = self._theirs(call_id)
+        if call.answered:
+            raise LocalProtocolError(f"call {call_id} is answered already")
+        _check_chunk(body)
+        self._send(m.Reply(call_id, status, headers, body, more))
+        call.answered = True
+        call.sending = more
+        call.send_credit -= len(body)
+        self._forget_if_done(call_id, call)
+
+    def send_fail(
+        self,
+        call_id: int,
+        code: int,
+        reason: str = "",
+        *,
+        retry_after_s: float | None = None,
+        maybe_delivered: bool = False,
+    ) -> None:
+        """End a call of the peer without (the rest of) an answer."""
+        self._theirs(call_id)
+        reason = reason[: limits.REASON_CHARS_MAX]
+        self._send(m.Fail(call_id, code, reason, _milliseconds(retry_after_s), maybe_delivered))
+        self._forget(call_id)
+
+    def is_open(self, call_id: int) -> bool:
+        """True while the call, of either side, has not ended."""
+        return call_id in self._calls
+
+    def _theirs(self, call_id: int) -> _Call:
+        call = self._calls.get(call_id)
+        if call is None or call.ours:
+            raise LocalProtocolError(f"call {call_id} is not an open call of the peer")
+        return call
+
+    # -- bodies --------------------------------------------------------------------------------------------------
+
+    def send_data(self, call_id: int, body: bytes, *, end: bool = False, trailers: m.Headers = ()) -> None:
+        """Send a further chunk of a call's or a reply's body, at most `credit(call_id)` bytes of it."""
+        call = self._calls.get(call_id)
+        if call is None or not call.sending:
+            raise LocalProtocolError(f"call {call_id}: no body is being sent")
+        _check_chunk(body)
+        if len(body) > call.send_credit:
+            raise LocalProtocolError(f"call {call_id}: {len(body)} bytes with credit for {call.send_credit}")
+        self._send(m.Data(call_id, body, end, trailers))
+        call.send_credit -= len(body)
+        if end:
+            call.sending = False
+            self._forget_if_done(call_id, call)
+
+    def credit(self, call_id: int) -> int:
+        """Body bytes that may be sent on the call now; 0 where it is over."""
+        call = self._calls.get(call_id)
+        return call.send_credit if call is not None and call.sending else 0
+
+    def consume(self, call_id: int, size: int) -> None:
+        """`size` received body bytes have been used up: the peer gets new credit, in steps of half a window."""
+        call = self._calls.get(call_id)
+        if call is None or not call.receiving:
+            return
+        call.consumed += size
+        if call.consumed >= limits.CREDIT_BYTES // 2 and states.after_send(self.role, self.state, m.Credit):
+            self._send(m.Credit(call_id, call.consumed))
+            call.receive_credit += call.consumed
+            call.consumed = 0
+
+    # -- push and liveness ---------------------------------------------------------------------------------------
+
+    @property
+    def can_push(self) -> bool:
+        """True where `send_push` is allowed now: open, and fewer than the bound unacknowledged."""
+        return (
+            states.after_send(self.role, self.state, m.Push) is not None
+            and len(self._unacked) < limits.PUSHES_UNACKED_MAX
+        )
+
+    def send_push(
+        self,
+        push_id: str,
+        body: bytes,
+        *,
+        topic: str = "",
+        headers: m.Headers = (),
+        expires_ms: int | None = None,
+    ) -> int:
+        """Server: push to the device; give the sequence that `PushAcked` will name."""
+        if len(body) > limits.PUSH_BODY_BYTES_MAX:
+            raise LocalProtocolError(f"push of {len(body)} bytes, at most {limits.PUSH_BODY_BYTES_MAX}")
+        if len(self._unacked) >= limits.PUSHES_UNACKED_MAX:
+            raise LocalProtocolError(f"{limits.PUSHES_UNACKED_MAX} pushes wait for their acknowledgement")
+        seq = self._push_seq + 1
+        self._send(m.Push(seq, push_id, topic, headers, body, expires_ms))
+        self._push_seq = seq
+        self._unacked.add(seq)
+        return seq
+
+    def send_ack(self, seq: int) -> None:
+        """Client: the application has taken push `seq` over. A second time it does nothing."""
+        if seq in self._unacked_received:
+            self._send(m.Ack((seq,)))
+            self._unacked_received.discard(seq)
+
+    def ping(self, now: float) -> None:
+        """Ask the peer for a sign of life; `PongReceived` or, after the bound, `Closed` follows."""
+        self._now = now
+        if self._ping is None:
+            self._ping_nonce += 1
+            self._send(m.Ping(self._ping_nonce))
+            self._ping = (self._ping_nonce, now)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _send(self, message: m.Message) -> None:
+        state = states.after_send(self.role, self.state, type(message))
+        if state is None:
+            raise LocalProtocolError(f"{self.role} may not send {type(message).__name__} in state {self.state}")
+        try:
+            frame = frames.encode(message)
+        except ValueError as error:
+            raise LocalProtocolError(str(error)) from error
+        self.state = state
+        self._out.append(frame)
+        self._queued_bytes += len(frame)
+
+    def _forget(self, call_id: int) -> None:
+        call = self._calls.pop(call_id)
+        if not call.ours:
+            self._peer_calls_open -= 1
+
+    def _forget_if_done(self, call_id: int, call: _Call) -> None:
+        if call.answered and not call.sending and (not call.ours or not call.receiving):
+            self._forget(call_id)
+
+    def _receive(self, message: m.Message) -> None:
+        state = states.after_receive(self.role, self.state, type(message))
+        if state is None:
+            raise RemoteProtocolError(f"{type(message).__name__} is not allowed in state {self.state}")
+        match message:
+            case m.Data():
+                self._receive_data_message(message)
+            case m.Call():
+                self._receive_call(message)
+            case m.Reply():
+                self._receive_reply(message)
+            case m.Credit():
+                self._receive_credit(message)
+            case m.Fail() | m.Cancel():
+                self._receive_end_of_call(message)
+            case m.Push() | m.Ack():
+                self._receive_push_traffic(message)
+            case m.Ping() | m.Pong():
+                self._receive_liveness(message)
+            case _:
+                self._receive_session_message(message)
+        if self.state is not State.CLOSED:
+            self.state = state
+
+    def _receive_session_message(self, message: m.Message) -> None:
+        match message:
+            case m.Hello():
+                if m.VERSION not in message.versions:
+                    raise RemoteProtocolError(
+                        f"protocol versions {message.versions[:8]} offered, this side speaks {m.VERSION}",
+                        Code.VERSION_UNSUPPORTED,
+                    )
+                self._events.append(e.HelloReceived(message))
+            case m.Welcome():
+                if message.version != m.VERSION:
+                    raise RemoteProtocolError(f"version {message.version} chosen", Code.VERSION_UNSUPPORTED)
+                self._greet_by = None
+                self._events.append(e.Welcomed(message))
+            case m.GoAway():
+                retry = _seconds(message.retry_after_ms)
+                self._events.append(e.GoingAway(message.code, message.reason, message.spread_ms / 1000, retry))
+                for call_id in [i for i, call in self._calls.items() if call.ours and i > message.last_call]:
+                    self._forget(call_id)
+                    self._events.append(e.CallFailed(call_id, message.code, message.reason, retry, False))
+            case m.Close():
+                self.state = State.CLOSED
+                self._events.append(
+                    e.Closed(message.code, message.reason, _seconds(message.retry_after_ms), by_peer=True)
+                )
+
+    def _receive_call(self, call: m.Call) -> None:
+        if call.id % 2 == self._next_call % 2 or call.id <= self._peer_call:
+            raise RemoteProtocolError(f"call id {call.id} after {self._peer_call}")
+        _check_body(call.id, call.body)
+        _check_headers(call.headers)
+        self._peer_call = call.id
+        entry = _Call(ours=False, sending=False, receiving=call.more, offset=0)
+        entry.receive_credit -= len(call.body)
+        self._calls[call.id] = entry
+        self._peer_calls_open += 1
+        if self.state is State.DRAINING:
+            self.send_fail(call.id, Code.GOING_AWAY, "this connection takes no new calls")
+        elif self._peer_calls_open > limits.CALLS_IN_FLIGHT_MAX:
+            self.send_fail(call.id, Code.CALL_TOO_MANY, f"more than {limits.CALLS_IN_FLIGHT_MAX} calls are open")
+        else:
+            self._events.append(
+                e.CallReceived(
+                    call.id,
+                    call.gate,
+                    call.method,
+                    call.target,
+                    call.headers,
+                    call.body,
+                    call.more,
+                    _seconds(call.deadline_ms),
+                )
+            )
+
+    def _known(self, call_id: int, *, ours: bool | None = None) -> _Call | None:
+        """Find the call a message is about; None where it has ended; an id never used is a violation."""
+        mine = call_id % 2 == self._next_call % 2
+        if (ours is not None and mine is not ours) or call_id < 1:
+            raise RemoteProtocolError(f"message about call {call_id}, which is not of the right side")
+        if call_id >= self._next_call if mine else call_id > self._peer_call:
+            raise RemoteProtocolError(f"message about call {call_id}, which was never opened")
+        return self._calls.get(call_id)
+
+    def _receive_reply(self, reply: m.Reply) -> None:
+        _check_body(reply.id, reply.body)
+        _check_headers(reply.headers)
+        call = self._known(reply.id, ours=True)
+        if call is None:
+            return
+        if call.answered:
+            raise RemoteProtocolError(f"second reply to call {reply.id}")
+        call.answered = True
+        call.receiving = reply.more
+        self._take_credit(reply.id, call, len(reply.body))
+        if not reply.more:
+            self._forget(reply.id)
+        self._events.append(e.ReplyReceived(reply.id, reply.status, reply.headers, reply.body, reply.more))
+
+    def _receive_data_message(self, data: m.Data) -> None:
+        _check_body(data.id, data.body)
+        _check_headers(data.trailers)
+        call = self._known(data.id)
+        if call is None:
+            return
+        if not call.receiving or (call.ours and not call.answered):
+            raise RemoteProtocolError(f"body bytes for call {data.id}, which expects none")
+        self._take_credit(data.id, call, len(data.body))
+        if data.end:
+            call.receiving = False
+            if call.ours:
+                self._forget(data.id)
+        self._events.append(e.DataReceived(data.id, data.body, data.end, data.trailers))
+
+    def _take_credit(self, call_id: int, call: _Call, size: int) -> None:
+        if size > call.receive_credit:
+            raise RemoteProtocolError(
+                f"call {call_id}: {size} bytes with credit for {call.receive_credit}", Code.FLOW_CONTROL
+            )
+        call.receive_credit -= size
+
+    def _receive_credit(self, credit: m.Credit) -> None:
+        call = self._known(credit.id)
+        if credit.size < 1:
+            raise RemoteProtocolError(f"credit of {credit.size} bytes for call {credit.id}", Code.FLOW_CONTROL)
+        if call is None or not call.sending:
+            return
+        call.send_credit += credit.size
+        if call.send_credit > limits.CREDIT_WINDOW_BYTES_MAX:
+            raise RemoteProtocolError(f"credit of call {credit.id} overflows", Code.FLOW_CONTROL)
+        self._events.append(e.CreditGranted(credit.id, call.send_credit))
+
+    def _receive_end_of_call(self, message: m.Fail | m.Cancel) -> None:
+        if isinstance(message, m.Cancel):
+            if self._known(message.id, ours=False) is not None:
+                self._forget(message.id)
+                self._events.append(e.CallCancelled(message.id, message.code))
+            return
+        if self._known(message.id, ours=True) is not None:
+            self._forget(message.id)
+            retry = _seconds(message.retry_after_ms)
+            reason = message.reason[: limits.REASON_CHARS_MAX]
+            self._events.append(e.CallFailed(message.id, message.code, reason, retry, message.maybe_delivered))
+
+    def _receive_push_traffic(self, message: m.Push | m.Ack) -> None:
+        if isinstance(message, m.Push):
+            if message.seq != self._push_seq + 1:
+                raise RemoteProtocolError(f"push {message.seq} after {self._push_seq}")
+            if len(message.body) > limits.PUSH_BODY_BYTES_MAX:
+                raise RemoteProtocolError(f"push of {len(message.body)} bytes", Code.FRAME_TOO_LARGE)
+            if len(self._unacked_received) >= limits.PUSHES_UNACKED_MAX:
+                raise RemoteProtocolError("more pushes than may be unacknowledged", Code.FLOW_CONTROL)
+            _check_headers(message.headers)
+            self._push_seq = message.seq
+            self._unacked_received.add(message.seq)
+            self._events.append(
+                e.PushReceived(
+                    message.seq, message.id, message.topic, message.headers, message.body, message.expires_ms
+                )
+            )
+            return
+        if any(seq < 1 or seq > self._push_seq for seq in message.seqs):
+            raise RemoteProtocolError("acknowledgement of a push that was never sent")
+        fresh = tuple(seq for seq in message.seqs if seq in self._unacked)
+        self._unacked.difference_update(fresh)
+        if fresh:
+            self._events.append(e.PushAcked(fresh))
+
+    def _receive_liveness(self, message: m.Ping | m.Pong) -> None:
+        if isinstance(message, m.Ping):
+            self._send(m.Pong(message.nonce))
+        elif self._ping is not None and message.nonce == self._ping[0]:
+            self._events.append(e.PongReceived(max(0.0, self._now - self._ping[1])))
+            self._ping = None
+
+
+def _check_chunk(body: bytes) -> None:
+    if len(body) > limits.CHUNK_BYTES_MAX:
+        raise LocalProtocolError(f"chunk of {len(body)} bytes, at most {limits.CHUNK_BYTES_MAX}")
+
+
+def _check_body(call_id: int, body: bytes) -> None:
+    if len(body) > limits.CHUNK_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"call {call_id}: chunk of {len(body)} bytes, at most {limits.CHUNK_BYTES_MAX}", Code.FRAME_TOO_LARGE
+        )
+
+
+def _check_headers(headers: m.Headers) -> None:
+    if len(headers) > limits.CALL_HEADERS_MAX:
+        raise RemoteProtocolError(f"{len(headers)} headers, at most {limits.CALL_HEADERS_MAX}")
+    size = sum(len(name) + len(value) for name, value in headers)
+    if size > limits.CALL_HEADER_BYTES_MAX:
+        raise RemoteProtocolError(f"headers of {size} characters, at most {limits.CALL_HEADER_BYTES_MAX}")
+
+
+def explain(closed: e.Closed) -> str:
+    """Say in words why a connection is over."""
+    who = "the peer closed it" if closed.by_peer else "it was lost" if closed.lost else "we closed it"
+    return f"{who} ({codes.name(closed.code)}{': ' + closed.reason if closed.reason else ''})"
