@@ -1,1 +1,40 @@
-"""stormline keeps apps connected, and their requests succeeding, on networks that lose, stall, lie and change."""
+"""stormline keeps apps connected, and their requests succeeding, on networks that lose, stall, lie and change.
+
+Two lines put it under a program that uses httpx or httpx2:
+
+    import httpx2, stormline
+    client = httpx2.AsyncClient(transport=stormline.AsyncTransport())
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from stormline.core import errors
+
+if TYPE_CHECKING:
+    from stormline.client.api import AsyncClient, Client
+    from stormline.client.channel import Channel
+    from stormline.client.config import Config
+    from stormline.client.transport import AsyncTransport, Transport
+
+__all__ = ["AsyncClient", "AsyncTransport", "Channel", "Client", "Config", "Transport", "errors"]
+
+_HOMES = {
+    "AsyncClient": "stormline.client.api",
+    "AsyncTransport": "stormline.client.transport",
+    "Channel": "stormline.client.channel",
+    "Client": "stormline.client.api",
+    "Config": "stormline.client.config",
+    "Transport": "stormline.client.transport",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use: servers and tools need not load the client."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'stormline' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value

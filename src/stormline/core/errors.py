@@ -4,6 +4,7 @@
     ├── ConfigError                 a setting, file or argument is wrong; names what and where
     │   └── BundleError             the client bundle cannot be used
     ├── TransportError              a request failed on its way; carries `phase` and `maybe_delivered`
+    │   ├── QueueFull               too many requests wait for a connection already
     │   ├── ResolveError            no address for the name
     │   ├── ConnectError            no connection to any address
     │   ├── TlsError                the peer could not be verified, or the handshake failed
@@ -12,6 +13,7 @@
     │   ├── ProtocolViolation       the peer's HTTP cannot be understood
     │   ├── DecodeError             the body is truncated or corrupt
     │   ├── ChannelLost             the long connection went away under the call
+    │   ├── GatewayError            the gateway answered that it cannot get the answer (`code`, `retry_after_s`)
     │   └── DeadlineExceeded        time ran out: of the call, or of one phase
     ├── CallError                   the other side answered: no (`code`, `retry_after_s`)
     ├── ProtocolError               the rules of the wire were broken
@@ -26,13 +28,16 @@
     │   ├── DispatchUnreachable     none of its addresses answered
     │   └── AnswerRejected          it answered, but the answer may not be trusted; `reason` says why
     ├── EngineError                 the distributed engine (NATS) cannot do it now
-    │   └── EngineUnavailable       it is down or unreachable
+    │   ├── EngineUnavailable       it is down or unreachable
+    │   ├── NoResponders            nobody listens on the subject
+    │   ├── EngineTimeout           it took the message, and no answer came in time
+    │   └── Conflict                a key is not at the revision the writer believed
     ├── StoreError                  the analytics store cannot do it now
     │   └── StoreBusy               its queue is full; `retry_after_s`
     └── PlatformError               a part of the platform did not start or died
 
 What a caller can act on: `TransportError.maybe_delivered` (False: the request was certainly not processed, so
-anything may be sent again), `CallError.code`, `RefusedError.action`.
+anything may be sent again) and the same on `EngineError`, `CallError.code`, `RefusedError.action`.
 """
 
 from stormline.core import codes
@@ -66,6 +71,10 @@ class TransportError(StormlineError):
         self.maybe_delivered = maybe_delivered
 
 
+class QueueFull(TransportError):
+    """Too many requests wait for a connection already; this one was not queued."""
+
+
 class ResolveError(TransportError):
     """No address is known for the name."""
 
@@ -96,6 +105,22 @@ class DecodeError(TransportError):
 
 class ChannelLost(TransportError):
     """The long connection went away under the call."""
+
+
+class GatewayError(TransportError):
+    """The gateway answered for the origin: it cannot get the answer.
+
+    Attributes:
+        code: a `codes.Code` value, or one this version does not know.
+        retry_after_s: seconds to wait before asking again, None where the gateway gave none.
+    """
+
+    def __init__(
+        self, message: str, *, phase: Phase, maybe_delivered: bool, code: int = 0, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, phase=phase, maybe_delivered=maybe_delivered)
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(TransportError):
@@ -207,11 +232,35 @@ class AnswerRejected(DispatchError):
 
 
 class EngineError(StormlineError):
-    """The distributed engine could not do what was asked."""
+    """The distributed engine could not do what was asked.
+
+    Attributes:
+        maybe_delivered: False where it is certain that nobody acted on the message and no key was written; True
+            where somebody may have.
+    """
+
+    def __init__(self, message: str, *, maybe_delivered: bool = False) -> None:
+        super().__init__(message)
+        self.maybe_delivered = maybe_delivered
 
 
 class EngineUnavailable(EngineError):
-    """The distributed engine is down, unreachable, or reconnecting."""
+    """The distributed engine is down, unreachable, reconnecting, or takes no more."""
+
+
+class NoResponders(EngineError):
+    """Nobody listens on the subject of a request; nothing was done."""
+
+
+class EngineTimeout(EngineError):
+    """No answer came in time; whoever got the request may have acted on it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, maybe_delivered=True)
+
+
+class Conflict(EngineError):
+    """A key is not at the revision the writer believed, or exists already; nothing was written."""
 
 
 class StoreError(StormlineError):

@@ -38,15 +38,17 @@ PUSH_BODY_BYTES_MAX: Final = 32 * 1024
 """One push; larger content belongs behind a link or in a call."""
 REASON_CHARS_MAX: Final = 256
 """The human part of a code; longer ones are cut."""
+WIRE_SECONDS_MAX: Final = 365 * 86_400.0
+"""The longest time span put on the wire or believed from it: a year; longer is a mistake."""
 
 # -- time on the long connection --------------------------------------------------------------------------------------
 HELLO_TIMEOUT_S: Final = 5.0
-"""From accept to a whole HELLO, absolute: bytes that dribble in do not extend it."""
+"""From accept (client: from its HELLO) to the WELCOME, absolute: bytes that dribble in do not extend it."""
 HEARTBEAT_S: Final = 60.0
 """Silence after which a client pings. Below the shortest NAT memory commonly met on cellular networks for TCP
 (several minutes) with room; learned per network later."""
 HEARTBEAT_ANSWER_S: Final = 8.0
-"""Wait for a PONG before the link counts as dead."""
+"""Wait for a PONG, or any other frame after a PING, before the link counts as dead."""
 SESSION_IDLE_S: Final = 150.0
 """A server drops a session that sent nothing for two heartbeats and an answer's wait, rounded up."""
 CLOSE_FLUSH_S: Final = 1.0
@@ -117,6 +119,10 @@ REPORT_BODY_TIMEOUT_S: Final = 30.0
 """From a report's head to its whole body: 1 MiB at 300 kbit/s. Slower devices send smaller batches."""
 REPORT_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 """Report bodies held in memory at once, over all connections; beyond it 503."""
+REPORT_DISCARD_BYTES_MAX: Final = 4 * 1024 * 1024
+"""How much of a refused body is read and thrown away, so that the sender gets the answer and not a reset."""
+REPORT_DISCARD_S: Final = 2.0
+"""How long that may take."""
 REPORT_HOST_CHARS_MAX: Final = 253
 """The longest DNS name (RFC 1035 section 2.3.4), as text."""
 REPORT_PATH_CHARS_MAX: Final = 1024
@@ -206,3 +212,229 @@ ADMIN_TOKEN_LIFE_MAX_S: Final = 30 * 24 * 3600.0
 """Longest life an operator can give a device token: there is no revocation yet but waiting."""
 ADMIN_TIMEOUT_S: Final = 10.0
 """A command's wait for one answer of the platform's admin APIs; a person waits for it."""
+
+# -- the distributed engine -------------------------------------------------------------------------------------------
+ENGINE_MESSAGE_BYTES_MAX: Final = CALL_BODY_BYTES_MAX + 2 * CALL_HEADER_BYTES_MAX
+"""Headers and data of one engine message: the largest gathered call with its headers, and ours beside them."""
+ENGINE_SUBJECT_CHARS_MAX: Final = 1024
+"""A subject or queue name. Room for several base32 names; subject, inbox and sizes fit the server's 4 KiB line."""
+ENGINE_HANDLERS_MAX: Final = 256
+"""Handlers of one served subject running at once; beyond it the caller is told 'overloaded' instead of waiting unseen."""
+ENGINE_QUEUE_MESSAGES_MAX: Final = 8192
+"""One-way messages waiting for one subscription's handler; newer ones are dropped, counted and logged."""
+ENGINE_QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Their bytes together."""
+ENGINE_REQUESTS_MAX: Final = 16384
+"""Requests of one process awaiting their answers; 64 full connections' worth of calls, some 20 MB of bookkeeping."""
+ENGINE_OUT_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Bytes waiting to leave for the engine; beyond it a send waits, then fails. Four of the largest messages."""
+ENGINE_OUT_WAIT_S: Final = 2.0
+"""How long a send waits for room in that buffer: a server on loopback or in the same rack that takes nothing for two
+seconds is in trouble."""
+ENGINE_CONNECT_TIMEOUT_S: Final = 5
+"""One attempt to connect to the engine, greeting and subscriptions included."""
+ENGINE_WAIT_S: Final = 10.0
+"""How long a role waits at its start for an engine that is starting beside it."""
+ENGINE_PING_S: Final = 5
+"""Silence after which the engine is pinged; `ENGINE_PINGS_MAX` unanswered ones and the connection counts as lost."""
+ENGINE_PINGS_MAX: Final = 2
+"""Pings without an answer that are borne."""
+ENGINE_LOOK_S: Final = 0.2
+"""How often the keeper looks whether the connection still stands, beside being told."""
+ENGINE_RECONNECT_PAUSE_S: Final = 0.05
+"""Pause before the first reconnection; doubles with each failure, each time drawn from half to whole."""
+ENGINE_RECONNECT_PAUSE_MAX_S: Final = 2.0
+"""Longest such pause: a restarted engine is found again within it, and a thousand roles are 1,000 attempts a second."""
+ENGINE_KV_TIMEOUT_S: Final = 5.0
+"""One read or write of a key; a durable write takes 0.6 ms here, a cluster's election about 4 s."""
+ENGINE_KV_TTL_MIN_S: Final = 1.0
+"""Shortest life of keys in a bucket: what the server can mark as expired."""
+ENGINE_DELETED_KEY_LIFE_S: Final = 3600
+"""How long the mark of a deleted key is kept, so that deleting does not fill a bucket."""
+ENGINE_WATCH_QUEUE_MAX: Final = 1024
+"""Changes waiting for one watcher; beyond it the server is held back."""
+ENGINE_WATCH_HEARTBEAT_S: Final = 5
+"""A watch hears from the server at least this often; after three silent ones it starts anew."""
+ENGINE_WATCH_IDLE_S: Final = 60
+"""When the server forgets a watch whose reader went away."""
+ENGINE_DRAIN_S: Final = 1.0
+"""How long a closing engine lets running handlers finish."""
+ENGINE_CONNECTIONS_MAX: Final = 4096
+"""Connections the embedded server takes; roles and business services use one or two each."""
+ENGINE_STORE_BYTES_MAX: Final = 8 * 1024 * 1024 * 1024
+"""Disk the embedded server may use."""
+ENGINE_MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Memory its non-persistent buckets may use: more than a million keys at 400 bytes."""
+ENGINE_START_TIMEOUT_S: Final = 20.0
+"""From starting the embedded server to its first answer; recovery of a full store reads it once."""
+ENGINE_STOP_S: Final = 3.0
+"""From SIGTERM to SIGKILL of the embedded server, inside the time a role has to stop."""
+CHILD_LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A child's log file is put aside (one old one kept) when it is larger than this at a start."""
+
+# -- the demo shop ----------------------------------------------------------------------------------------------------
+DEMO_ORDERS_MAX: Final = 100_000
+"""Orders (and idempotency keys) the demo shop remembers; the oldest go first."""
+DEMO_ORDERS_LISTED_MAX: Final = 100
+"""Newest orders one GET lists."""
+DEMO_BODY_BYTES_MAX: Final = 64 * 1024
+"""Body of one order."""
+DEMO_SLOW_S_MAX: Final = 60.0
+"""The longest `/slow` waits."""
+DEMO_IMAGES_CACHED_MAX: Final = 32
+"""Demo images kept in memory: at most 13 MB."""
+
+# -- outward: names, sockets, HTTP connections ------------------------------------------------------------------------
+RESOLVE_THREADS_MAX: Final = 8
+"""Threads that may hang in the system resolver at once. A dead resolver holds each for up to half a minute; eight let
+a page's worth of other names still pass, and memory stays small."""
+RESOLVE_WAITING_MAX: Final = 256
+"""Names that wait for such a thread; beyond it a lookup fails at once."""
+RESOLVE_TIMEOUT_S: Final = 5.0
+"""One lookup, the first question's time-out of the usual resolvers; a longer wait helps nobody who has a deadline."""
+CONNECT_STAGGER_S: Final = 0.25
+"""Head start of an address before the next is tried as well (RFC 8305 section 8: 250 ms)."""
+DIAL_CANDIDATES_MAX: Final = 16
+"""Addresses one dial tries; the rest of a longer list is not used."""
+RECEIVE_BYTES_MAX: Final = 64 * 1024
+"""Most bytes taken from a socket at once: four TLS records, and past it bigger reads gain nothing."""
+SEND_PIECE_BYTES: Final = 64 * 1024
+"""Pieces a large request body is sent in: between two of them an early answer can stop it. A request that fits one
+piece leaves in one send."""
+EAGER_OPERATIONS_MAX: Final = 16
+"""Socket operations in a row that may succeed without a turn for other tasks: 1 MiB, well under a millisecond."""
+HTTP_HEAD_BYTES_MAX: Final = 64 * 1024
+"""An answer's head with its interim answers (1xx), and separately what a chunked body may hold between two pieces of
+data (extensions, trailers). Twice what common servers allow for requests."""
+HTTP_HEADERS_MAX: Final = 256
+"""Fields of an answer's head; more is an attack or a fault."""
+PACKET_GAP_S: Final = 12.0
+"""Silence in the middle of an answer's body after which the connection counts as dead (the packet-to-packet time-out
+for mobile networks of the published signalling network; 8 s there on WiFi)."""
+POOL_CONNECTIONS_MAX: Final = 256
+"""HTTP connections one pool holds, idle ones too; a small part of the descriptors a process has."""
+POOL_CONNECTIONS_PER_ORIGIN_MAX: Final = 32
+"""HTTP/1.1 connections to one origin: a burst of requests still goes out at once, and no server sees us as a flood."""
+POOL_WAITING_MAX: Final = 1024
+"""Requests that wait for a connection; beyond it a request fails with QueueFull."""
+POOL_IDLE_S: Final = 20.0
+"""How long an unused connection is kept: below the 30 s (`HTTP_KEEP_ALIVE_S`) and more of common servers, so that ours
+is rarely the request that meets their close."""
+
+# -- the client -------------------------------------------------------------------------------------------------------
+ATTEMPTS_MAX: Final = 4
+"""Steps of one call, whatever the plan says: more tries only load a network that already fails."""
+RECONNECT_FIRST_S: Final = 1.0
+"""Span of the first reconnect; a thousand clients of a restarted gateway come back spread over it."""
+RECONNECT_MAX_S: Final = 60.0
+"""Longest pause between two tries of the long connection."""
+PLAN_WAIT_S: Final = 3.0
+"""The most of a call's time that asking dispatch may take; then the call goes on without a plan."""
+PLAN_RETRY_S: Final = 5.0
+"""Pause after dispatch could not be reached, so that its outage does not cost every call PLAN_WAIT_S."""
+LINK_CONNECT_TIMEOUT_S: Final = 5.0
+"""TCP and TLS of the long connection together, at one address."""
+REQUEST_BODY_GATHER_BYTES: Final = 64 * 1024
+"""Request bodies up to this size are sent in one piece and can be sent again."""
+REPORT_QUEUE_RECORDS_MAX: Final = 1000
+"""Call records that wait for the APM; the oldest are dropped and counted (1,000 are about 0.5 MB)."""
+REPORT_INTERVAL_S: Final = 1.0
+"""How long a record may wait for company before it is sent."""
+REPORT_TIMEOUT_S: Final = 5.0
+"""One try to deliver a report."""
+REPORT_RETRY_S: Final = 10.0
+"""Pause after the APM did not take a report; grows to ten times this."""
+REPORT_FLUSH_S: Final = 2.0
+"""What a closing client waits for its last report."""
+PUSH_QUEUE_MAX: Final = 64
+"""Pushes that wait for the application to read them; as many as may be unacknowledged, so none is refused."""
+DEVICE_CALLS_MAX: Final = 16
+"""Calls of the server that one device works on at once."""
+DESCRIPTORS_ADVISED: Final = 8192
+"""Open files under which `stormline doctor` warns: some thousand long connections, upstreams and the store's files."""
+HEALTH_TIMEOUT_S: Final = 2.0
+"""`stormline status` waits this long for a part to take a connection."""
+READ_TIMEOUT_S: Final = 10.0
+"""Longest silence while waiting for an answer or between two packets of it; learned per host later."""
+
+# -- gateway ----------------------------------------------------------------------------------------------------------
+TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""From accept to a finished TLS handshake: three round trips with losses on the worst networks we serve."""
+SESSIONS_MAX: Final = 18_000
+"""Connections of one gateway process; the rest of its 20,000 descriptors is for upstreams, engine and admin API."""
+GATEWAY_BACKLOG: Final = 4096
+"""Connections the kernel may finish before we accept them: a region that reconnects at once."""
+GATEWAY_CALLS_MAX: Final = 20_000
+"""Calls in progress in one gateway process; beyond it CALL_UNAVAILABLE. Some 100 MB of tasks and buffers."""
+SEND_UNSENT_BYTES: Final = 32 * 1024
+"""Bytes the kernel may hold of one session that are not even sent yet (TCP_NOTSENT_LOWAT): what is urgent waits behind
+no more than this, and a slow reader costs no more."""
+SEND_BUFFER_BYTES: Final = 32 * 1024
+"""Bytes waiting in our process above which a session's senders pause."""
+SESSION_BACKLOG_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes waiting for one session above which it is dropped as OVERLOADED. Senders pause long before; all pushes that may
+be unacknowledged (2 MiB) and a FAIL for every call fit."""
+STALL_TIMEOUT_S: Final = 120.0
+"""How long a session may take nothing of what we send before it is dropped: twice what 64 KiB need on GPRS."""
+CALL_DEADLINE_GRACE_S: Final = 0.5
+"""How long after the deadline the session itself ends a call: the gate knows better what became of the work, so it is
+given the time to say so."""
+DRAIN_S: Final = 1.0
+"""How long a stopping gateway waits after GOAWAY for calls to end, inside `ROLE_STOP_TIMEOUT_S`."""
+CLOSE_LOOK_S: Final = 0.02
+"""How often a stopping gateway looks whether its last connections have closed."""
+CALL_RETRY_AFTER_S: Final = 1.0
+"""What a caller is told to wait where something we depend on is away for the moment."""
+
+# -- application gateways ---------------------------------------------------------------------------------------------
+UPSTREAM_CONNECTIONS_MAX: Final = 1024
+"""Connections of one gateway to all its API upstreams; what `SESSIONS_MAX` leaves of the descriptors."""
+UPSTREAM_CONNECTIONS_PER_ORIGIN_MAX: Final = 256
+"""Connections to one of them: one slow upstream cannot take those of all."""
+RPC_GATHERED_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bodies of RPC calls gathered in one process at once; beyond it CALL_UNAVAILABLE."""
+DIRECTORY_LEASE_S: Final = 180.0
+"""Life of a directory entry: what a node that died leaves behind disappears after it."""
+DIRECTORY_REFRESH_S: Final = 60.0
+"""Age at which a live session's entry is written again: three chances within a lease."""
+DIRECTORY_TICK_S: Final = 1.0
+"""How often a node looks whether its entries are due, and whether the engine still has them."""
+DIRECTORY_WRITES_MAX: Final = 32
+"""Directory writes under way from one node: re-announcing 18,000 sessions takes seconds, not a burst the engine feels."""
+DIRECTORY_TAKEOVER_TRIES_MAX: Final = 8
+"""Tries to win an entry against others that write it at the same moment, then again at the next tick."""
+DIRECTORY_FLUSH_S: Final = 0.3
+"""How long a stopping node tries to remove its entries; what remains ends with its lease."""
+DIRECTORY_FRESH_S: Final = 5.0
+"""Age up to which a session takes a directory entry over because it came last, whatever the nodes' clocks say."""
+DIRECTORY_REMOVALS_MAX: Final = 50_000
+"""Ended sessions whose entries wait to be removed while the engine is away; beyond it their leases end them."""
+PUSH_ID_CHARS_MAX: Final = 128
+"""A push's own id; a UUID or ULID has 36 or 26."""
+PUSH_TTL_S: Final = 60.0
+"""Life of a push whose sender names none: it is not stored, so it only has to survive the way to the device."""
+PUSH_TTL_MAX_S: Final = 30 * 24 * 3600.0
+"""The longest life a sender can ask for."""
+PUSH_RECENT_MAX: Final = 20_000
+"""Pushes a node remembers, so that one sent twice with the same id reaches the device once; some 10 MB."""
+PUSH_REQUEST_MARGIN_S: Final = 1.0
+"""How much longer than a device's acknowledgement the answer of its node is awaited."""
+
+# -- the gateway's business API ---------------------------------------------------------------------------------------
+ADMIN_BODY_BYTES_MAX: Final = 256 * 1024
+"""A request to the business API: the largest push in base64 inside JSON, with room."""
+ADMIN_BODY_TIMEOUT_S: Final = 10.0
+"""From such a request's head to its whole body."""
+ADMIN_SESSIONS_LISTED_MAX: Final = 1000
+"""Sessions in one answer; the count is always whole."""
+DISPATCH_TRY_S: Final = 2.0
+"""One question to one address of dispatch, connection included; below PLAN_WAIT_S so that a second can be asked."""
+ROLE_POLL_S: Final = 0.02
+"""Pause between two looks for a starting role's run file."""
+REPORT_ANSWER_BYTES_MAX: Final = 16 * 1024
+"""The APM's answer to a report: a short JSON."""
+ENGINE_GRACE_S: Final = 1.0
+"""What the embedded engine gets to end after all roles have ended, so that both fit into the 5 s of a platform. It
+syncs each write before it acknowledges it: a kill loses nothing that was promised."""
+PUSH_IDS_REMEMBERED: Final = 1024
+"""Ids of pushes a device remembers, so that one sent again after a lost acknowledgement is not shown twice."""

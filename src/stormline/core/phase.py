@@ -21,3 +21,8 @@ class Phase(enum.StrEnum):
     DECODE = "decode"
     PARSE = "parse"
     CALLBACK = "callback"
+
+    def reached(self, other: "Phase") -> bool:
+        """True where this phase is `other` or comes after it."""
+        order = list(Phase)
+        return order.index(self) >= order.index(other)

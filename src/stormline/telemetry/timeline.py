@@ -96,6 +96,11 @@ class CallRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.ok_network and self.ok_http and self.ok_parse is not False
 
 
+def _check(stage: str) -> None:
+    if stage not in STAGES:
+        raise ValueError(f"no such stage: {stage!r}")
+
+
 class Timeline:
     """Collects how long each stage took. Re-entering a stage (a second attempt) adds to it.
 
@@ -118,8 +123,7 @@ class Timeline:
             stage: one of `STAGES`.
             now: monotonic seconds; a step back counts as no time.
         """
-        if stage not in STAGES:
-            raise ValueError(f"no such stage: {stage!r}")
+        _check(stage)
         self._close(now)
         self._stage = stage
 
@@ -129,7 +133,11 @@ class Timeline:
         self._now = max(self._now, now)
 
     def move(self, source: str, target: str, seconds: float) -> None:
-        """Book `seconds` of what was counted under `source` on `target` instead (body read v decoding)."""
+        """Book `seconds` of what was counted under `source` on `target` instead (body read v decoding).
+
+        The open stage has counted nothing since it was entered: enter the next one first.
+        """
+        _check(target)
         taken = min(max(0.0, seconds), self._stages.get(source, 0.0))
         if taken:
             self._stages[source] -= taken

@@ -46,8 +46,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         try:
             return tuple(parse_address(text) for text in self.dispatch)
-        except errors.ConfigError as error:
-            raise errors.BundleError(f"bundle: dispatch {error}") from error
+        except (errors.ConfigError, ValueError) as error:  # ValueError: a port of thousands of digits
+            raise errors.BundleError(f"bundle: dispatch {str(error)[:200]}") from error
 
     def __repr__(self) -> str:
         """Show what it is for, never the token."""
@@ -82,8 +82,8 @@ def decode(data: bytes, *, where: str = "bundle") -> Bundle:
         raise errors.BundleError(f"{where}: format {bundle.format[:40]!r}, this version reads {FORMAT!r}")
     if not bundle.dispatch:
         raise errors.BundleError(f"{where}: it names no dispatch address")
-    bundle.addresses()
     try:
+        bundle.addresses()
         ids.check_label(bundle.app, "app")
         jws.load_public_keys(bundle.dispatch_keys)
     except (errors.ConfigError, errors.SignatureError) as error:

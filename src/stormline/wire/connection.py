@@ -40,7 +40,8 @@ class _Call:
 
 
 def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else max(0, round(seconds * 1000))
+    """Give whole milliseconds for the wire; a pause below zero is none, one without end is the longest."""
+    return None if seconds is None else round(min(max(0.0, seconds), limits.WIRE_SECONDS_MAX) * 1000)
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -112,13 +113,20 @@ class Connection:
         if self.state is State.GREETING or self.state is State.NEW:
             return
         if self._ping is not None:
-            if now >= self._ping[1] + limits.HEARTBEAT_ANSWER_S:
+            if now >= self._answer_by(self._ping):
                 self._end(Code.HEARTBEAT_TIMEOUT, "no answer to a ping")
                 return
         elif self.heartbeat_s is not None and now >= self._last_frame + self.heartbeat_s:
             self.ping(now)
         if self.idle_s is not None and now >= self._last_frame + self.idle_s:
             self._end(Code.HEARTBEAT_TIMEOUT, "nothing heard for too long")
+
+    def _answer_by(self, ping: tuple[int, float]) -> float:
+        """When an unanswered ping means a dead link: each frame that still comes proves it alive.
+
+        On a slow link a PONG waits behind body bytes for longer than the bound.
+        """
+        return max(ping[1], self._last_frame) + limits.HEARTBEAT_ANSWER_S
 
     # -- output --------------------------------------------------------------------------------------------------
 
@@ -127,6 +135,11 @@ class Connection:
         data = b"".join(self._out)
         self._out.clear()
         return data
+
+    @property
+    def has_data_to_send(self) -> bool:
+        """True where `data_to_send` would give something."""
+        return bool(self._out)
 
     def next_timer(self) -> float | None:
         """When to call `handle_timer`, in the caller's monotonic seconds; None for never."""
@@ -138,7 +151,7 @@ class Connection:
             return None
         due = []
         if self._ping is not None:
-            due.append(self._ping[1] + limits.HEARTBEAT_ANSWER_S)
+            due.append(self._answer_by(self._ping))
         elif self.heartbeat_s is not None:
             due.append(self._last_frame + self.heartbeat_s)
         if self.idle_s is not None:
@@ -196,7 +209,7 @@ class Connection:
 
     def send_hello(self, hello: m.Hello) -> None:
         """Client: open the conversation. Calls may follow at once, in the same flight."""
-        self._send(hello)
+        self._send(hello, frame_bytes_max=limits.FRAME_BEFORE_HELLO_BYTES_MAX)
         self._greet_by = self._now + limits.HELLO_TIMEOUT_S
 
     def send_welcome(self, welcome: m.Welcome) -> None:
@@ -251,7 +264,7 @@ class Connection:
         """Open a call; give its id. `body` is at most `limits.CHUNK_BYTES_MAX`, the rest goes by `send_data`."""
         if len(self._calls) - self._peer_calls_open >= limits.CALLS_IN_FLIGHT_MAX:
             raise LocalProtocolError(f"{limits.CALLS_IN_FLIGHT_MAX} calls are open, no more are allowed")
-        _check_chunk(body)
+        _check_chunk(body, headers)
         call_id, offset = self._next_call, self._queued_bytes
         self._send(m.Call(call_id, gate, method, target, headers, body, more, _milliseconds(deadline_s)))
         self._next_call += 2
@@ -284,7 +297,7 @@ class Connection:
         call = self._theirs(call_id)
         if call.answered:
             raise LocalProtocolError(f"call {call_id} is answered already")
-        _check_chunk(body)
+        _check_chunk(body, headers)
         self._send(m.Reply(call_id, status, headers, body, more))
         call.answered = True
         call.sending = more
@@ -323,7 +336,7 @@ class Connection:
         call = self._calls.get(call_id)
         if call is None or not call.sending:
             raise LocalProtocolError(f"call {call_id}: no body is being sent")
-        _check_chunk(body)
+        _check_chunk(body, trailers)
         if len(body) > call.send_credit:
             raise LocalProtocolError(f"call {call_id}: {len(body)} bytes with credit for {call.send_credit}")
         self._send(m.Data(call_id, body, end, trailers))
@@ -338,10 +351,16 @@ class Connection:
         return call.send_credit if call is not None and call.sending else 0
 
     def consume(self, call_id: int, size: int) -> None:
-        """`size` received body bytes have been used up: the peer gets new credit, in steps of half a window."""
+        """`size` received body bytes have been used up: the peer gets new credit, in steps of half a window.
+
+        Bytes of CALL and REPLY count like those of DATA. Does nothing where no more of the body is to come.
+        """
         call = self._calls.get(call_id)
         if call is None or not call.receiving:
             return
+        held = limits.CREDIT_BYTES - call.receive_credit - call.consumed
+        if not 0 <= size <= held:
+            raise LocalProtocolError(f"call {call_id}: {size} bytes consumed, {held} are held")
         call.consumed += size
         if call.consumed >= limits.CREDIT_BYTES // 2 and states.after_send(self.role, self.state, m.Credit):
             self._send(m.Credit(call_id, call.consumed))
@@ -370,6 +389,8 @@ class Connection:
         """Server: push to the device; give the sequence that `PushAcked` will name."""
         if len(body) > limits.PUSH_BODY_BYTES_MAX:
             raise LocalProtocolError(f"push of {len(body)} bytes, at most {limits.PUSH_BODY_BYTES_MAX}")
+        if fault := _headers_fault(headers):
+            raise LocalProtocolError(fault)
         if len(self._unacked) >= limits.PUSHES_UNACKED_MAX:
             raise LocalProtocolError(f"{limits.PUSHES_UNACKED_MAX} pushes wait for their acknowledgement")
         seq = self._push_seq + 1
@@ -388,13 +409,13 @@ class Connection:
         """Ask the peer for a sign of life; `PongReceived` or, after the bound, `Closed` follows."""
         self._now = now
         if self._ping is None:
+            self._send(m.Ping(self._ping_nonce + 1))
             self._ping_nonce += 1
-            self._send(m.Ping(self._ping_nonce))
             self._ping = (self._ping_nonce, now)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _send(self, message: m.Message) -> None:
+    def _send(self, message: m.Message, *, frame_bytes_max: int = limits.FRAME_BYTES_MAX) -> None:
         state = states.after_send(self.role, self.state, type(message))
         if state is None:
             raise LocalProtocolError(f"{self.role} may not send {type(message).__name__} in state {self.state}")
@@ -402,6 +423,8 @@ class Connection:
             frame = frames.encode(message)
         except ValueError as error:
             raise LocalProtocolError(str(error)) from error
+        if len(frame) - frames.PREFIX_BYTES > frame_bytes_max:
+            raise LocalProtocolError(f"{type(message).__name__} of {len(frame)} bytes, at most {frame_bytes_max}")
         self.state = state
         self._out.append(frame)
         self._queued_bytes += len(frame)
@@ -412,7 +435,8 @@ class Connection:
             self._peer_calls_open -= 1
 
     def _forget_if_done(self, call_id: int, call: _Call) -> None:
-        if call.answered and not call.sending and (not call.ours or not call.receiving):
+        """A call ends with its answer, on both sides alike; what is left of the question is dropped."""
+        if not call.ours and call.answered and not call.sending:
             self._forget(call_id)
 
     def _receive(self, message: m.Message) -> None:
@@ -451,19 +475,23 @@ class Connection:
             case m.Welcome():
                 if message.version != m.VERSION:
                     raise RemoteProtocolError(f"version {message.version} chosen", Code.VERSION_UNSUPPORTED)
+                for seconds in (message.resume_window_s, message.heartbeat_s):
+                    if not 0 <= seconds <= limits.WIRE_SECONDS_MAX:  # also not a number: no timer could run on it
+                        raise RemoteProtocolError(f"time span of {seconds} s in the WELCOME")
                 self._greet_by = None
                 self._events.append(e.Welcomed(message))
             case m.GoAway():
                 retry = _seconds(message.retry_after_ms)
-                self._events.append(e.GoingAway(message.code, message.reason, message.spread_ms / 1000, retry))
+                reason = message.reason[: limits.REASON_CHARS_MAX]
+                self._events.append(e.GoingAway(message.code, reason, max(0, message.spread_ms) / 1000, retry))
                 for call_id in [i for i, call in self._calls.items() if call.ours and i > message.last_call]:
+                    answered = self._calls[call_id].answered  # then the peer contradicts itself: stay careful
                     self._forget(call_id)
-                    self._events.append(e.CallFailed(call_id, message.code, message.reason, retry, False))
+                    self._events.append(e.CallFailed(call_id, message.code, reason, retry, answered))
             case m.Close():
                 self.state = State.CLOSED
-                self._events.append(
-                    e.Closed(message.code, message.reason, _seconds(message.retry_after_ms), by_peer=True)
-                )
+                reason = message.reason[: limits.REASON_CHARS_MAX]
+                self._events.append(e.Closed(message.code, reason, _seconds(message.retry_after_ms), by_peer=True))
 
     def _receive_call(self, call: m.Call) -> None:
         if call.id % 2 == self._next_call % 2 or call.id <= self._peer_call:
@@ -543,12 +571,13 @@ class Connection:
         call = self._known(credit.id)
         if credit.size < 1:
             raise RemoteProtocolError(f"credit of {credit.size} bytes for call {credit.id}", Code.FLOW_CONTROL)
-        if call is None or not call.sending:
+        if call is None or (not call.sending and call.ours):
             return
-        call.send_credit += credit.size
+        call.send_credit += credit.size  # a caller may grant it before our answer begins
         if call.send_credit > limits.CREDIT_WINDOW_BYTES_MAX:
             raise RemoteProtocolError(f"credit of call {credit.id} overflows", Code.FLOW_CONTROL)
-        self._events.append(e.CreditGranted(credit.id, call.send_credit))
+        if call.sending:
+            self._events.append(e.CreditGranted(credit.id, call.send_credit))
 
     def _receive_end_of_call(self, message: m.Fail | m.Cancel) -> None:
         if isinstance(message, m.Cancel):
@@ -581,7 +610,7 @@ class Connection:
             return
         if any(seq < 1 or seq > self._push_seq for seq in message.seqs):
             raise RemoteProtocolError("acknowledgement of a push that was never sent")
-        fresh = tuple(seq for seq in message.seqs if seq in self._unacked)
+        fresh = tuple(seq for seq in dict.fromkeys(message.seqs) if seq in self._unacked)
         self._unacked.difference_update(fresh)
         if fresh:
             self._events.append(e.PushAcked(fresh))
@@ -594,9 +623,12 @@ class Connection:
             self._ping = None
 
 
-def _check_chunk(body: bytes) -> None:
+def _check_chunk(body: bytes, headers: m.Headers) -> None:
+    """Refuse here what the peer would answer by closing the whole connection."""
     if len(body) > limits.CHUNK_BYTES_MAX:
         raise LocalProtocolError(f"chunk of {len(body)} bytes, at most {limits.CHUNK_BYTES_MAX}")
+    if fault := _headers_fault(headers):
+        raise LocalProtocolError(fault)
 
 
 def _check_body(call_id: int, body: bytes) -> None:
@@ -607,11 +639,19 @@ def _check_body(call_id: int, body: bytes) -> None:
 
 
 def _check_headers(headers: m.Headers) -> None:
+    if fault := _headers_fault(headers):
+        raise RemoteProtocolError(fault)
+
+
+def _headers_fault(headers: m.Headers) -> str:
     if len(headers) > limits.CALL_HEADERS_MAX:
-        raise RemoteProtocolError(f"{len(headers)} headers, at most {limits.CALL_HEADERS_MAX}")
-    size = sum(len(name) + len(value) for name, value in headers)
+        return f"{len(headers)} headers, at most {limits.CALL_HEADERS_MAX}"
+    size = 0
+    for name, value in headers:
+        size += len(name) + len(value)
     if size > limits.CALL_HEADER_BYTES_MAX:
-        raise RemoteProtocolError(f"headers of {size} characters, at most {limits.CALL_HEADER_BYTES_MAX}")
+        return f"headers of {size} characters, at most {limits.CALL_HEADER_BYTES_MAX}"
+    return ""
 
 
 def explain(closed: e.Closed) -> str:

@@ -38,8 +38,15 @@ def normalise(text: str) -> str:
     return host
 
 
+def is_address(host: str) -> bool:
+    """True where a normal form is an IP address, not a name."""
+    return ":" in host or _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
+
+
 def _ipv6(host: str, shown: str) -> str:
     try:
+        if "%" in host:  # a zone means something on one machine only
+            raise ValueError
         return str(ipaddress.IPv6Address(host))
     except ValueError:
         raise errors.ConfigError(f"{shown}: expected a host name alone, without scheme or port") from None

@@ -74,6 +74,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         expires_at: not to be used as fresh from this second on.
         unit: unit of the answering centre.
         hosts: plans by host name, lower case, without port.
+        gateways: where the app's long connection can go, whatever the host.
         unknown: hosts asked for that dispatch has no word on: use plain DNS.
         report: where telemetry goes (HTTPS), None for nowhere.
         disabled: means that are switched off everywhere, by name (`long`, `direct`, ...).
@@ -85,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_at: _Count
     unit: str = ""
     hosts: dict[str, HostPlan] = {}
+    gateways: tuple[Endpoint, ...] = ()
     unknown: tuple[str, ...] = ()
     report: Endpoint | None = None
     disabled: tuple[str, ...] = ()

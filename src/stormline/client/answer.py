@@ -1,0 +1,146 @@
+"""The answer to a call, and the body of a request: what passes between the executor and the httpx adapters."""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator
+
+from stormline.client.link import LinkCall
+from stormline.client.trace import CallTrace
+from stormline.core import errors
+from stormline.core.phase import Phase
+from stormline.outbound.messages import BodySource, Headers
+
+
+class RequestBody:
+    """A request body that knows whether it can be sent again.
+
+    Attributes:
+        whole: the body where it is in memory, None where it is a stream.
+        spent: it is a stream and has been read from.
+    """
+
+    __slots__ = ("_stream", "spent", "whole")
+
+    def __init__(self, source: bytes | AsyncIterable[bytes] | None) -> None:
+        self.whole = source if isinstance(source, bytes) else b"" if source is None else None
+        self._stream = None if source is None or isinstance(source, bytes) else source
+        self.spent = False
+
+    @property
+    def present(self) -> bool:
+        """True where there is a body, if only an empty stream."""
+        return self._stream is not None or bool(self.whole)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Give the body in pieces; a stream can be read once."""
+        if self._stream is None:
+            yield self.whole or b""
+            return
+        self.spent = True
+        async for chunk in self._stream:
+            yield chunk
+
+
+class LongBody:
+    """`BodySource` of an answer over the long connection."""
+
+    __slots__ = ("_call", "_read_timeout_s", "_sender")
+
+    def __init__(self, call: LinkCall, sender: "asyncio.Task[None] | None", read_timeout_s: float) -> None:
+        self._call = call
+        self._sender = sender
+        self._read_timeout_s = read_timeout_s
+
+    async def read(self) -> bytes:
+        """See `BodySource.read`; a silence longer than the bound is DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                return await self._call.read()
+        except TimeoutError as error:
+            raise errors.DeadlineExceeded(
+                f"no data for {self._read_timeout_s:.3g} s in the middle of the body",
+                phase=Phase.BODY,
+                maybe_delivered=True,
+            ) from error
+        except errors.CallError as error:
+            raise gateway_error(error, Phase.BODY) from error
+        except errors.ChannelLost as error:
+            raise errors.ChannelLost(str(error), phase=Phase.BODY, maybe_delivered=True) from error
+
+    async def aclose(self) -> None:
+        """Give the call up where it still runs."""
+        if self._sender is not None:
+            self._sender.cancel()
+        self._call.cancel()
+
+
+def gateway_error(error: errors.CallError, phase: Phase) -> errors.GatewayError:
+    """Say of an HTTP request what the gateway said of the call that carried it."""
+    return errors.GatewayError(
+        f"the gateway answers: {error}",
+        phase=phase,
+        maybe_delivered=error.maybe_delivered,
+        code=error.code,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+class Answer:
+    """The head of an answer, and the way to its body: read it to its end, or close it.
+
+    Attributes:
+        status: HTTP status.
+        reason: reason phrase, often empty.
+        http_version: `HTTP/1.1` and the like.
+        headers: names and values as they came.
+        trace: the call's trace; it is finished when the body ends, fails or is closed, unless it is `held`.
+    """
+
+    __slots__ = ("_ended", "_source", "headers", "http_version", "reason", "status", "trace")
+
+    def __init__(
+        self,
+        trace: CallTrace,
+        source: BodySource,
+        *,
+        status: int,
+        headers: Headers,
+        reason: bytes = b"",
+        http_version: str = "HTTP/1.1",
+    ) -> None:
+        self.trace = trace
+        self._source = source
+        self._ended = False
+        self.status = status
+        self.reason = reason
+        self.http_version = http_version
+        self.headers = headers
+
+    async def read(self) -> bytes:
+        """Give the next piece of the body as it came, `b""` at its end; it ends only where it is whole.
+
+        Raises:
+            TransportError: it broke off (`phase` BODY).
+        """
+        if self._ended:
+            return b""
+        self.trace.pulled()
+        try:
+            chunk = await self._source.read()
+        except errors.TransportError as error:
+            self._ended = True
+            await self._source.aclose()
+            self.trace.attempt_failed(error)
+            self.trace.failed(error)
+            raise
+        if chunk:
+            self.trace.handed_out(len(chunk))
+        else:
+            await self.aclose()
+        return chunk
+
+    async def aclose(self) -> None:
+        """Let the body go, read or not; harmless a second time."""
+        if not self._ended:
+            self._ended = True
+            self.trace.body_ended()
+            await self._source.aclose()

@@ -1,0 +1,124 @@
+"""`AsyncClient` and `Client`: httpx2 clients with stormline underneath, and what only stormline can do on top."""
+
+import os
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+
+from stormline.client.channel import Channel
+from stormline.client.config import Config
+from stormline.client.trace import CallTrace
+from stormline.client.transport import HOLD, AsyncTransport, Transport
+from stormline.core import errors
+from stormline.core.phase import Phase
+from stormline.wire.bundle import Bundle
+
+Parse = Callable[[httpx2.Response], bool | None]
+"""The business's own verdict on a whole answer: True good, False bad, None no opinion."""
+
+
+class AsyncClient(httpx2.AsyncClient):
+    """An `httpx2.AsyncClient` whose requests go by stormline.
+
+    Args:
+        bundle: client bundle or the path of one; None takes the file named by `STORMLINE_BUNDLE`, if any.
+        config: further settings.
+        parse: asked for its verdict on each whole answer, for the statistics; an exception of it counts as False and
+            is not raised. Answers that are streamed are not asked about.
+        verify: TLS trust for origins reached directly.
+        **options: as `httpx2.AsyncClient`.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle | str | os.PathLike[str] | None = None,
+        *,
+        config: Config | None = None,
+        parse: Parse | None = None,
+        verify: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
+        self._parse = parse
+        self._storm = AsyncTransport(bundle, config=config, verify=verify)
+        options.setdefault("timeout", None)
+        super().__init__(transport=self._storm, **options)
+
+    async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+        """Send a request; see `httpx2.AsyncClient.send`."""
+        held: list[CallTrace] = []
+        request.extensions = {**request.extensions, HOLD: held}
+        try:
+            response = await super().send(request, stream=stream, **options)
+        except BaseException:
+            finish(held, None, None)
+            raise
+        finish(held, None if stream else response, self._parse)
+        return response
+
+    def channel(self) -> Channel:
+        """Give the duplex channel of this client: calls both ways and pushes.
+
+        Raises:
+            ConfigError: the client has no bundle, so there is no platform to talk to.
+        """
+        runtime = self._storm.runtime()
+        if runtime.longline is None:
+            raise errors.ConfigError("a channel needs a platform: give the client a bundle")
+        return Channel(runtime, runtime.longline)
+
+
+class Client(httpx2.Client):
+    """An `httpx2.Client` whose requests go by stormline. Arguments as `AsyncClient`."""
+
+    def __init__(
+        self,
+        bundle: Bundle | str | os.PathLike[str] | None = None,
+        *,
+        config: Config | None = None,
+        parse: Parse | None = None,
+        verify: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
+        self._parse = parse
+        options.setdefault("timeout", None)
+        super().__init__(transport=Transport(bundle, config=config, verify=verify), **options)
+
+    def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+        """Send a request; see `httpx2.Client.send`."""
+        held: list[CallTrace] = []
+        request.extensions = {**request.extensions, HOLD: held}
+        try:
+            response = super().send(request, stream=stream, **options)
+        except BaseException:
+            finish(held, None, None)
+            raise
+        finish(held, None if stream else response, self._parse)
+        return response
+
+
+def finish(held: list[CallTrace], response: httpx2.Response | None, parse: Parse | None) -> None:
+    """Close the traces of one `send`: all requests of its redirects, the last with the business's verdict.
+
+    Where the body is still to be streamed (`response` None) the last trace ends with it.
+    """
+    if not held:
+        return
+    *earlier, last = held
+    for trace in earlier:
+        trace.finish()
+    if response is None:
+        last.release()
+        return
+    if parse is not None:
+        last.enter(Phase.PARSE)
+        try:
+            verdict = parse(response)
+        except Exception as error:  # the hook is a witness; it must not fail the call it judges
+            last.parsed(ok=False, reason=type(error).__name__)
+        else:
+            if verdict is not None:
+                last.parsed(ok=verdict)
+    last.enter(Phase.CALLBACK)
+    last.finish()

@@ -1,0 +1,367 @@
+"""`Channel`: calls both ways and pushes over the long connection, for applications."""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from stormline.client.answer import gateway_error
+from stormline.client.link import Link, LinkCall
+from stormline.client.longline import LongLine
+from stormline.client.runtime import Runtime
+from stormline.client.trace import CallTrace
+from stormline.core import errors, ids, limits
+from stormline.core.codes import Code
+from stormline.core.phase import Phase
+from stormline.policy.means import Means, Step
+from stormline.policy.resend import may_resend
+from stormline.wire import events as e
+from stormline.wire import messages
+from stormline.wire.plan import Carrier
+
+_log = logging.getLogger("stormline.client")
+Handler = Callable[[Any], Any | Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A message that was pushed to this device.
+
+    Attributes:
+        id: the message's own id; the same message comes at most once out of one channel.
+        topic: what it belongs to, empty for the device itself.
+        body: its content as it was sent.
+        headers: metadata.
+    """
+
+    id: str
+    topic: str
+    body: bytes
+    headers: messages.Headers
+    _link: Link = field(repr=False)
+    _seq: int = field(repr=False)
+
+    def json(self) -> Any:
+        """Read the body as JSON; raises ValueError where it is none."""
+        return json.loads(self.body)
+
+    def ack(self) -> None:
+        """Confirm that the application has taken the message over. On a lost link nothing happens: it comes again."""
+        self._link.ack(self._seq)
+
+
+class Channel:
+    """One application's end of the long connection. Get it from `AsyncClient.channel()`.
+
+    Use it as a context manager. While it is open the connection is kept and reopened after losses. Calls may be made
+    by any number of tasks of the loop at once; one task at a time iterates over `pushes()`.
+    """
+
+    def __init__(self, runtime: Runtime, longline: LongLine) -> None:
+        self._runtime = runtime
+        self._longline = longline
+        self._handlers: dict[str, Handler] = {}
+        self._pushes: deque[Push] = deque()
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._wake = asyncio.Event()
+        self._welcomed = asyncio.Event()
+        self._serving: dict[tuple[int, int], _DeviceCall] = {}
+        self._open = False
+        self.session: messages.Welcome | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open it; returns at once, the connection is made in the background (`wait_connected`)."""
+        if self._longline.listener is not None:
+            raise errors.LocalProtocolError("this client has an open channel already")
+        self._open = True
+        self._longline.listener = self
+        self._longline.keep()
+        link = self._longline.link
+        if link is not None and link.welcome is not None:
+            self.line_welcomed(link, link.welcome)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close it; calls in flight go on, pushes not yet acknowledged stay so."""
+        self._open = False
+        self._longline.listener = None
+        self._wake.set()
+        self._welcomed.set()
+        for call in list(self._serving.values()):
+            call.task.cancel()
+        await asyncio.gather(*(call.task for call in self._serving.values()), return_exceptions=True)
+
+    async def wait_connected(self) -> messages.Welcome:
+        """Wait for a session; give the gateway's greeting.
+
+        Raises:
+            RefusedError: the gateway refused for good.
+            LocalProtocolError: the channel was closed.
+        """
+        while self._open:
+            if self.session is not None:
+                return self.session
+            refusal = self._longline.last_refusal
+            if refusal is not None and self._longline.stopped:
+                raise refusal
+            self._welcomed.clear()
+            await self._welcomed.wait()
+        raise errors.LocalProtocolError("the channel is closed")
+
+    # -- calls to the server -----------------------------------------------------------------------------------------
+
+    async def call(
+        self, method: str, params: Any = None, *, deadline_s: float | None = None, idempotency_key: str = ""
+    ) -> Any:
+        """Call a business service and give its answer.
+
+        A call that certainly did not reach the gateway is sent again within the deadline; one that may have is not,
+        except with an idempotency key, which the service uses to do the work once.
+
+        Args:
+            method: dotted name, `orders.create`.
+            params: anything JSON can carry.
+            deadline_s: seconds for all of it; default the config's.
+            idempotency_key: makes the call safe to repeat.
+
+        Raises:
+            ConfigError: `method` is not a method name.
+            CallError: the service or the gateway said no.
+            TransportError: it did not get there and back; see `maybe_delivered`.
+        """
+        ids.check_method(method)
+        body = json.dumps(params, separators=(",", ":")).encode()
+        if len(body) > limits.CALL_BODY_BYTES_MAX:
+            raise errors.LocalProtocolError(f"call of {len(body)} bytes, at most {limits.CALL_BODY_BYTES_MAX}")
+        trace = self._runtime.trace(method="CALL", host=method.partition(".")[0], path=method)
+        headers: messages.Headers = (("idempotency-key", idempotency_key),) if idempotency_key else ()
+        try:
+            answer = await self._call(method, body, headers, deadline_s or self._runtime.config.deadline_s, trace)
+            trace.enter(Phase.PARSE)
+            result = json.loads(answer) if answer else None
+        except errors.CallError as error:
+            trace.failed(gateway_error(error, Phase.FIRST_BYTE))
+            raise
+        except BaseException as error:
+            trace.failed(error)
+            raise
+        trace.body_ended()
+        return result
+
+    async def _call(
+        self, method: str, body: bytes, headers: messages.Headers, deadline_s: float, trace: CallTrace
+    ) -> bytes:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + deadline_s
+        while True:
+            trace.attempt(Step(Means.LONG))
+            try:
+                async with asyncio.timeout_at(ends_at) as timeout:
+                    return await self._call_once(method, body, headers, ends_at, trace)
+            except TimeoutError as error:
+                if not timeout.expired():
+                    raise
+                link = self._longline.link
+                if link is not None:
+                    link.check()
+                raise errors.DeadlineExceeded(
+                    f"{method}: no answer within {deadline_s:.3g} s",
+                    phase=Phase(trace.timeline.stage),
+                    maybe_delivered=Phase(trace.timeline.stage).reached(Phase.SEND),
+                ) from error
+            except errors.TransportError as error:
+                trace.attempt_failed(error)
+                keyed = bool(headers)
+                pause = self._longline.pause_s()
+                again = may_resend("POST", maybe_delivered=error.maybe_delivered, has_key=keyed)
+                if not again or self._longline.stopped or loop.time() + pause >= ends_at:
+                    raise
+                await asyncio.sleep(pause)
+
+    async def _call_once(
+        self, method: str, body: bytes, headers: messages.Headers, ends_at: float, trace: CallTrace
+    ) -> bytes:
+        loop = asyncio.get_running_loop()
+        link, stood = await self._longline.get(trace.enter)
+        trace.connected(link.peer, Carrier.LONG_TLS, reused=stood)
+        trace.enter(Phase.SEND)
+        small = len(body) <= limits.CHUNK_BYTES_MAX
+        call = link.call(
+            "rpc",
+            method,
+            headers=headers,
+            body=body if small else b"",
+            more=not small,
+            deadline_s=ends_at - loop.time(),
+        )
+        try:
+            if not small:
+                await call.send_body(_once(body))
+            trace.enter(Phase.FIRST_BYTE)
+            reply = await call.reply()
+            trace.answered(reply.status)
+            return await _gather(call)
+        finally:
+            call.cancel()
+
+    # -- pushes ------------------------------------------------------------------------------------------------------
+
+    async def pushes(self) -> AsyncIterator[Push]:
+        """Give pushes as they come, until the channel is closed or the gateway refuses for good.
+
+        Acknowledge each with `Push.ack()` when it is taken over; what is not comes again on the next connection.
+
+        Raises:
+            RefusedError: the gateway refused for good (another login of this device replaced it, say).
+        """
+        while self._open:
+            while self._pushes:
+                yield self._pushes.popleft()
+            if self._longline.stopped and self._longline.last_refusal is not None:
+                raise self._longline.last_refusal
+            self._wake.clear()
+            await self._wake.wait()
+
+    # -- calls of the server -------------------------------------------------------------------------------------------
+
+    def serve(self, method: str, handler: Handler) -> None:
+        """Answer the server's calls of `method`: `handler(params)`, plain or async, gives what JSON can carry.
+
+        An exception of the handler fails that call alone.
+        """
+        self._handlers[ids.check_method(method)] = handler
+
+    # -- LineListener ------------------------------------------------------------------------------------------------
+
+    def line_welcomed(self, link: Link, welcome: messages.Welcome) -> None:
+        """See `LineListener`."""
+        self.session = welcome
+        self._welcomed.set()
+
+    def line_push(self, link: Link, push: e.PushReceived) -> None:
+        """See `LineListener`: a message seen before is confirmed again and not shown again."""
+        if push.push_id in self._seen:
+            link.ack(push.seq)
+            return
+        self._seen[push.push_id] = None
+        if len(self._seen) > limits.PUSH_IDS_REMEMBERED:
+            self._seen.popitem(last=False)
+        self._pushes.append(Push(push.push_id, push.topic, push.body, push.headers, link, push.seq))
+        self._wake.set()
+
+    def line_call(self, link: Link, call: e.CallReceived) -> None:
+        """See `LineListener`."""
+        handler = self._handlers.get(call.method) if call.gate == "rpc" else None
+        if handler is None:
+            _fail(link, call.call_id, Code.CALL_NOT_FOUND, f"this device serves no {call.method[:80]!r}")
+        elif len(self._serving) >= limits.DEVICE_CALLS_MAX:
+            _fail(link, call.call_id, Code.CALL_TOO_MANY, "this device is busy")
+        else:
+            key = (id(link), call.call_id)
+            self._serving[key] = _DeviceCall(link, call, handler, lambda: self._serving.pop(key, None))
+
+    def line_call_data(self, link: Link, event: e.DataReceived | e.CallCancelled) -> None:
+        """See `LineListener`."""
+        serving = self._serving.get((id(link), event.call_id))
+        if serving is None:
+            return
+        if isinstance(event, e.CallCancelled):
+            serving.task.cancel()
+        else:
+            serving.data(event)
+
+    def line_ended(self, link: Link, closed: e.Closed) -> None:
+        """See `LineListener`: what was not acknowledged will come again, so it is forgotten here."""
+        for push in [push for push in self._pushes if push._link is link]:
+            self._pushes.remove(push)
+            self._seen.pop(push.id, None)
+        self.session = None
+        for serving in list(self._serving.values()):
+            if serving.link is link:
+                serving.task.cancel()
+        self._wake.set()
+        self._welcomed.set()
+
+
+class _DeviceCall:
+    """One call of the server that this device works on."""
+
+    def __init__(self, link: Link, call: e.CallReceived, handler: Handler, done: Callable[[], object]) -> None:
+        self.link = link
+        self._call = call
+        self._handler = handler
+        self._body = bytearray(call.body)
+        self._whole = asyncio.Event()
+        if not call.more:
+            self._whole.set()
+        self.task = asyncio.create_task(self._run(), name=f"stormline serve {call.method}")
+        self.task.add_done_callback(lambda _: done())
+
+    def data(self, event: e.DataReceived) -> None:
+        """More of the parameters came."""
+        self._body += event.body
+        self.link.consume(event.call_id, len(event.body))
+        if len(self._body) > limits.CALL_BODY_BYTES_MAX:
+            _fail(self.link, event.call_id, Code.CALL_TOO_LARGE, f"more than {limits.CALL_BODY_BYTES_MAX} bytes")
+            self.task.cancel()
+        elif event.end:
+            self._whole.set()
+
+    async def _run(self) -> None:
+        call = self._call
+        try:
+            async with asyncio.timeout(call.deadline_s or limits.CALL_DEADLINE_S):
+                await self._whole.wait()
+                result = self._handler(json.loads(self._body) if self._body else None)
+                if inspect.isawaitable(result):
+                    result = await result
+            answer = json.dumps(result, separators=(",", ":")).encode()
+        except TimeoutError:
+            _fail(self.link, call.call_id, Code.CALL_DEADLINE, "the device took too long")
+        except Exception as error:
+            _log.exception("handler of %s failed", call.method)
+            _fail(self.link, call.call_id, Code.CALL_FAILED, type(error).__name__)
+        else:
+            await self._answer(answer)
+
+    async def _answer(self, answer: bytes) -> None:
+        machine, call_id = self.link.machine, self._call.call_id
+        if not machine.is_open(call_id) or self.link.closed is not None:
+            return
+        size = min(limits.CHUNK_BYTES_MAX, len(answer))
+        machine.send_reply(call_id, 0, body=answer[:size], more=len(answer) > size)
+        while size < len(answer) and machine.is_open(call_id) and self.link.closed is None:
+            piece = answer[size : size + min(limits.CHUNK_BYTES_MAX, machine.credit(call_id))]
+            if not piece:
+                _fail(self.link, call_id, Code.CALL_TOO_LARGE, f"an answer has at most {limits.CREDIT_BYTES} bytes")
+                return
+            size += len(piece)
+            machine.send_data(call_id, piece, end=size >= len(answer))
+        self.link.flush()
+
+
+def _fail(link: Link, call_id: int, code: Code, reason: str) -> None:
+    if link.closed is None and link.machine.is_open(call_id):
+        with contextlib.suppress(errors.LocalProtocolError):
+            link.machine.send_fail(call_id, code, reason)
+        link.flush()
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+async def _gather(call: LinkCall) -> bytes:
+    gathered = bytearray()
+    while chunk := await call.read():
+        gathered += chunk
+        if len(gathered) > limits.CALL_BODY_BYTES_MAX:
+            raise errors.CallError(
+                Code.CALL_TOO_LARGE, f"answer of more than {limits.CALL_BODY_BYTES_MAX} bytes", maybe_delivered=True
+            )
+    return bytes(gathered)

@@ -1,0 +1,74 @@
+"""What a client is set to."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from stormline.core import errors, limits
+from stormline.core.values import Secret
+from stormline.wire import bundle as bundles
+from stormline.wire.bundle import Bundle
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of a client; every field has a working default.
+
+    Attributes:
+        bundle: the client bundle of a platform, None to work stand-alone: plain DNS and the origin itself.
+        token: device token; default the bundle's, else the client enrols itself with dispatch.
+        deadline_s: seconds a call may take until the head of its answer, over all attempts.
+        read_timeout_s: longest silence while waiting for an answer or between two packets of it.
+        connect_timeout_s: one connection, TCP and TLS together.
+        business: tag of the business, for statistics; a request's `stormline.business` extension overrides it.
+        disabled: means never to use, by name (`long`, `ip-direct`, `direct`).
+        report: send each call's timeline to the platform's APM. It holds host, path, times and outcome; no query
+            values, headers, bodies or credentials.
+        store: folder where the device token and the last plan are kept between starts, None to keep nothing.
+        network: kind of network, where the app knows it: `wifi`, `cell`, `wired`.
+    """
+
+    bundle: Bundle | None = None
+    token: Secret | None = None
+    deadline_s: float = limits.CALL_DEADLINE_S
+    read_timeout_s: float = limits.READ_TIMEOUT_S
+    connect_timeout_s: float = limits.LINK_CONNECT_TIMEOUT_S
+    business: str = ""
+    disabled: frozenset[str] = frozenset()
+    report: bool = True
+    store: Path | None = None
+    network: str = "unknown"
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: one is out of its range; the message names it.
+        """
+        for name in ("deadline_s", "read_timeout_s", "connect_timeout_s"):
+            value = getattr(self, name)
+            if not 0 < value <= limits.CALL_DEADLINE_MAX_S:
+                raise errors.ConfigError(f"{name}={value!r}: expected seconds in (0, {limits.CALL_DEADLINE_MAX_S:.0f}]")
+
+
+def load_bundle(source: Bundle | str | os.PathLike[str] | None) -> Bundle | None:
+    """Give the bundle meant by `source`: itself, a file's, or that of `STORMLINE_BUNDLE` where it is None.
+
+    Returns:
+        None where nothing names a bundle: the client then works stand-alone.
+
+    Raises:
+        BundleError: the file is missing, unreadable or not a bundle; the message names it.
+    """
+    if isinstance(source, Bundle):
+        return source
+    named = source if source is not None else os.environ.get("STORMLINE_BUNDLE")
+    if not named:
+        return None
+    path = Path(named)
+    try:
+        with path.open("rb") as file:
+            data = file.read(limits.BUNDLE_BYTES_MAX + 1)
+    except OSError as error:
+        raise errors.BundleError(f"{path}: {error.strerror or error}") from error
+    return bundles.decode(data, where=str(path))

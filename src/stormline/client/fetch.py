@@ -1,0 +1,66 @@
+"""A small HTTPS request to a role of the platform, at an address, its answer gathered within a bound."""
+
+from typing import NamedTuple
+
+from stormline.core import errors
+from stormline.core.phase import Phase
+from stormline.core.values import Address
+from stormline.outbound.messages import HttpRequest
+from stormline.outbound.pool import HttpPool
+
+
+class Answer(NamedTuple):
+    """Status, headers (names as they came) and the whole body."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+async def post(
+    pool: HttpPool,
+    *,
+    address: Address,
+    server_name: str,
+    path: str,
+    headers: tuple[tuple[bytes, bytes], ...],
+    body: bytes,
+    timeout_s: float,
+    size_max: int,
+) -> Answer:
+    """POST `body` to `https://server_name/path` at `address`.
+
+    Args:
+        pool: connections; its TLS context decides whom to trust.
+        address: where to connect, no DNS is asked.
+        server_name: name for SNI, certificate and Host.
+        path: absolute path.
+        headers: beside Host and Content-Length.
+        body: what to send.
+        timeout_s: for all of it.
+        size_max: longest body accepted.
+
+    Raises:
+        TransportError: no whole answer came in time, or it was longer than `size_max`.
+    """
+    request = HttpRequest(
+        method="POST",
+        scheme="https",
+        host=server_name,
+        port=address.port,
+        target=path.encode("ascii"),
+        headers=headers,
+        body=body,
+    )
+    response = await pool.request(request, deadline_s=timeout_s, addresses=(address,), server_name=server_name)
+    try:
+        gathered = bytearray()
+        async for chunk in response.aiter_raw():
+            gathered += chunk
+            if len(gathered) > size_max:
+                raise errors.ProtocolViolation(
+                    f"{address}: answer of more than {size_max} bytes", phase=Phase.BODY, maybe_delivered=True
+                )
+    finally:
+        await response.aclose()
+    return Answer(response.status, tuple(response.headers), bytes(gathered))

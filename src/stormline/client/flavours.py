@@ -1,0 +1,138 @@
+"""httpx and httpx2 have the same shape and different classes: answers and errors must come from the caller's own.
+
+Errors inherit from both trees: `except httpx.ConnectError` and `except stormline.errors.ConnectError` both catch.
+"""
+
+import functools
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Protocol
+
+from stormline.client.answer import Answer
+from stormline.core import errors
+from stormline.core.phase import Phase
+
+_MODULES = ("httpx2", "httpx")
+
+
+class Wait(Protocol):
+    """Runs a coroutine of the client's loop from another thread and gives its result."""
+
+    def __call__(self, coroutine: Any) -> Any:
+        """Wait for `coroutine`."""
+        ...
+
+
+def _their_error(error: errors.TransportError) -> str:
+    match error:
+        case errors.DeadlineExceeded():
+            if error.phase is Phase.QUEUED:
+                return "PoolTimeout"
+            if not error.phase.reached(Phase.SEND):
+                return "ConnectTimeout"
+            return "WriteTimeout" if error.phase is Phase.SEND else "ReadTimeout"
+        case errors.ResolveError() | errors.ConnectError() | errors.TlsError():
+            return "ConnectError"
+        case errors.WriteError():
+            return "WriteError"
+        case errors.ProtocolViolation():
+            return "RemoteProtocolError"
+        case errors.DecodeError():
+            return "DecodingError"
+        case _:
+            return "ReadError"
+
+
+class Flavour:
+    """One of the two modules, with what is made from it once."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._errors: dict[tuple[type, str], Any] = {}
+        flavour = self
+
+        class AsyncBody(module.AsyncByteStream):  # type: ignore[misc]
+            def __init__(self, answer: Answer, request: Any) -> None:
+                self._answer = answer
+                self._request = request
+
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                try:
+                    while chunk := await self._answer.read():
+                        yield chunk
+                except errors.TransportError as error:
+                    raise flavour.convert(error, self._request) from error
+
+            async def aclose(self) -> None:
+                await self._answer.aclose()
+
+        class SyncBody(module.SyncByteStream):  # type: ignore[misc]
+            def __init__(self, answer: Answer, request: Any, wait: Wait) -> None:
+                self._answer = answer
+                self._request = request
+                self._wait = wait
+
+            def __iter__(self) -> Iterator[bytes]:
+                try:
+                    while chunk := self._wait(self._answer.read()):
+                        yield chunk
+                except errors.TransportError as error:
+                    raise flavour.convert(error, self._request) from error
+
+            def close(self) -> None:
+                self._wait(self._answer.aclose())
+
+        self._async_body = AsyncBody
+        self._sync_body = SyncBody
+
+    def response(self, answer: Answer, request: Any, wait: Wait | None = None) -> Any:
+        """Make the caller's response; its body is asynchronous where `wait` is None."""
+        body = self._async_body(answer, request) if wait is None else self._sync_body(answer, request, wait)
+        extensions = {"http_version": answer.http_version.encode("ascii"), "stormline": answer.trace}
+        if answer.reason:
+            extensions["reason_phrase"] = answer.reason
+        return self.module.Response(
+            answer.status, headers=list(answer.headers), stream=body, extensions=extensions, request=request
+        )
+
+    def convert(self, error: errors.TransportError, request: Any) -> Exception:
+        """Make the error the caller expects: of our kind and of theirs at once, with the same attributes."""
+        key = (type(error), _their_error(error))
+        made = self._errors.get(key)
+        if made is None:
+            made = type(key[0].__name__, (key[0], getattr(self.module, key[1])), {"__module__": key[0].__module__})
+            self._errors[key] = made
+        extra = (
+            {"code": error.code, "retry_after_s": error.retry_after_s} if isinstance(error, errors.GatewayError) else {}
+        )
+        converted = made(str(error), phase=error.phase, maybe_delivered=error.maybe_delivered, **extra)
+        converted.request = request
+        return converted  # type: ignore[no-any-return]
+
+    def unsupported(self, request: Any) -> Exception:
+        """Make the error for a URL that is neither http nor https."""
+        scheme = request.url.scheme
+        message = f"unsupported scheme {scheme!r}: expected http or https"
+        return self.module.UnsupportedProtocol(message, request=request)  # type: ignore[no-any-return]
+
+    def body_in_memory(self, request: Any) -> bytes | None:
+        """Give the request's body where it is in memory, None where it is a stream."""
+        return request.content if isinstance(request.stream, self.module.ByteStream) else None
+
+
+@functools.cache
+def _flavour(name: str) -> Flavour:
+    return Flavour(sys.modules[name])
+
+
+def flavour_of(request: object) -> Flavour:
+    """Find the module a request comes from.
+
+    Raises:
+        LocalProtocolError: it is no request of httpx or httpx2.
+    """
+    for kind in type(request).__mro__:
+        name = kind.__module__.partition(".")[0]
+        if name in _MODULES and kind.__name__ == "Request":
+            return _flavour(name)
+    raise errors.LocalProtocolError(f"{type(request).__name__} is not a request of httpx or httpx2")

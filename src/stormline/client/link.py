@@ -1,0 +1,443 @@
+"""One live long connection of a client: a `wire.Connection` driven over a `net` stream.
+
+Everything here runs on one event loop. A link ends once and for all; `client.longline` opens the next one.
+"""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from stormline.core import codes, limits
+from stormline.core.codes import Code
+from stormline.core.errors import (
+    CallError,
+    ChannelLost,
+    DeadlineExceeded,
+    LocalProtocolError,
+    RefusedError,
+    RemoteProtocolError,
+    StormlineError,
+)
+from stormline.core.phase import Phase
+from stormline.net.stream import Stream
+from stormline.wire import connection, messages
+from stormline.wire import events as e
+from stormline.wire.states import Role, State
+
+_log = logging.getLogger("stormline.client")
+
+
+class LinkListener(Protocol):
+    """Who is told what happens on a link beside the answers to calls. Called on the loop; must not block or raise."""
+
+    def link_welcomed(self, link: "Link", welcome: messages.Welcome) -> None:
+        """The session stands."""
+        ...
+
+    def link_push(self, link: "Link", push: e.PushReceived) -> None:
+        """A push came; `link.ack(push.seq)` confirms it."""
+        ...
+
+    def link_call(self, link: "Link", call: e.CallReceived) -> None:
+        """The server calls this device."""
+        ...
+
+    def link_call_data(self, link: "Link", event: e.DataReceived | e.CallCancelled) -> None:
+        """More of a server's call, or its end."""
+        ...
+
+    def link_leaving(self, link: "Link", event: e.GoingAway) -> None:
+        """The gateway wants us to leave: no new calls here; the link ends itself after its last call."""
+        ...
+
+    def link_ended(self, link: "Link", closed: e.Closed) -> None:
+        """The link is over; all its calls have failed already."""
+        ...
+
+
+class LinkCall:
+    """One call of ours on a link.
+
+    Use: `await send_body(...)` if it was opened with `more`, `await reply()`, then `await read()` until it gives `b""`.
+    Leave it with `cancel()` at any point; harmless after its end.
+    """
+
+    __slots__ = ("_chunks", "_credit", "_error", "_link", "_reply", "_wake", "call_id", "ended", "offset")
+
+    def __init__(self, link: "Link", call_id: int, offset: int) -> None:
+        self._link = link
+        self.call_id = call_id
+        self.offset = offset
+        self.ended = False
+        self._reply: e.ReplyReceived | None = None
+        self._chunks: deque[bytes] = deque()
+        self._error: StormlineError | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._credit: asyncio.Future[None] | None = None
+
+    @property
+    def maybe_delivered(self) -> bool:
+        """False while the kernel has taken nothing of this call."""
+        return self._link.sent_bytes > self.offset
+
+    async def send_body(self, chunks: AsyncIterator[bytes]) -> None:
+        """Send the rest of the request body as credit allows; stops early where the call has ended."""
+        machine = self._link.machine
+        async for whole in chunks:
+            for start in range(0, len(whole), limits.CHUNK_BYTES_MAX):
+                rest = whole[start : start + limits.CHUNK_BYTES_MAX]
+                while rest:
+                    if self.ended or not machine.is_open(self.call_id):
+                        return
+                    size = min(len(rest), machine.credit(self.call_id))
+                    if size == 0:
+                        self._credit = asyncio.get_running_loop().create_future()
+                        await self._credit
+                        continue
+                    machine.send_data(self.call_id, rest[:size])
+                    rest = rest[size:]
+                    self._link.flush()
+                    await self._link.drained()
+        if not self.ended and machine.is_open(self.call_id):
+            machine.send_data(self.call_id, b"", end=True)
+            self._link.flush()
+
+    async def reply(self) -> e.ReplyReceived:
+        """Wait for the answer's head.
+
+        Raises:
+            CallError: the other side said no.
+            ChannelLost: the link went away; `maybe_delivered` is exact.
+        """
+        while self._reply is None:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        return self._reply
+
+    async def read(self) -> bytes:
+        """Give the next piece of the answer's body, `b""` at its end and ever after; ends only where it is whole.
+
+        Cancellation loses nothing.
+
+        Raises:
+            CallError: the other side broke off.
+            ChannelLost: the link went away in the middle.
+        """
+        while True:
+            while self._chunks:
+                chunk = self._chunks.popleft()
+                self._link.consume(self.call_id, len(chunk))
+                if chunk:
+                    return chunk
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                return b""
+            await self._wait()
+
+    def cancel(self) -> None:
+        """Give the call up."""
+        if not self.ended:
+            self.ended = True
+            self._link.forget(self)
+
+    async def _wait(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+
+    def _notify(self) -> None:
+        for future in (self._wake, self._credit):
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def take(self, event: e.ReplyReceived | e.DataReceived | e.CreditGranted) -> None:
+        """Link only: an event about this call came."""
+        if isinstance(event, e.ReplyReceived):
+            self._reply = event
+            self._chunks.append(event.body)
+            self.ended = not event.more
+        elif isinstance(event, e.DataReceived):
+            self._chunks.append(event.body)
+            self.ended = event.end
+        self._notify()
+
+    def fail(self, error: StormlineError) -> None:
+        """Link only: the call ends with `error`."""
+        self.ended = True
+        self._error = error
+        self._notify()
+
+
+class Link:
+    """A long connection from its HELLO to its end."""
+
+    def __init__(self, stream: Stream, listener: LinkListener, *, heartbeat_s: float = limits.HEARTBEAT_S) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stream = stream
+        self._listener = listener
+        self.machine = connection.Connection(Role.CLIENT, self._loop.time(), heartbeat_s=heartbeat_s)
+        self.welcome: messages.Welcome | None = None
+        self.closed: e.Closed | None = None
+        self._calls: dict[int, LinkCall] = {}
+        self._out: asyncio.Event = asyncio.Event()
+        self._drained: asyncio.Event = asyncio.Event()
+        self._drained.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._farewell: asyncio.Task[None] | None = None
+
+    def start(self, hello: messages.Hello) -> None:
+        """Say HELLO; calls may be opened at once and leave in the same flight."""
+        self.machine.send_hello(hello)
+        self._tasks = [
+            asyncio.create_task(self._read(), name="stormline link reader"),
+            asyncio.create_task(self._write(), name="stormline link writer"),
+        ]
+        self.flush()
+
+    @property
+    def usable(self) -> bool:
+        """True where a new call may be opened."""
+        return self.closed is None and self.machine.can_call
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the session that the kernel has begun to take."""
+        return self._stream.sent_bytes
+
+    @property
+    def peer(self) -> str:
+        """`ip:port` of the gateway."""
+        return str(self._stream.peer)
+
+    def call(
+        self,
+        gate: str,
+        method: str,
+        *,
+        target: str = "",
+        headers: messages.Headers = (),
+        body: bytes = b"",
+        more: bool = False,
+        deadline_s: float | None = None,
+    ) -> LinkCall:
+        """Open a call; it leaves with the next write.
+
+        Raises:
+            LocalProtocolError: no new call is possible here (`usable` is False), or the call is too large.
+        """
+        call_id = self.machine.send_call(
+            gate, method, target=target, headers=headers, body=body, more=more, deadline_s=deadline_s
+        )
+        call = LinkCall(self, call_id, self.machine.call_offset(call_id))
+        self._calls[call_id] = call
+        self.flush()
+        return call
+
+    def ack(self, seq: int) -> None:
+        """Confirm a push; nothing happens where the link has ended."""
+        if self.closed is None:
+            with contextlib.suppress(LocalProtocolError):
+                self.machine.send_ack(seq)
+            self.flush()
+
+    def consume(self, call_id: int, size: int) -> None:
+        """Body bytes were used up: give the peer credit."""
+        if self.closed is None:
+            self.machine.consume(call_id, size)
+            self.flush()
+
+    def forget(self, call: LinkCall) -> None:
+        """A call was given up."""
+        if self._calls.pop(call.call_id, None) is not None and self.closed is None:
+            self.machine.send_cancel(call.call_id)
+            self.flush()
+            self._leave_when_idle()
+
+    def check(self) -> None:
+        """Ask the peer for a sign of life; a dead link ends within `limits.HEARTBEAT_ANSWER_S`."""
+        if self.closed is None and self.welcome is not None:
+            self.machine.ping(self._loop.time())
+            self.flush()
+
+    def flush(self) -> None:
+        """Let the writer send what the machine has put out, and set the timer anew."""
+        if self.closed is None and self.machine.has_data_to_send:
+            self._drained.clear()
+            self._out.set()
+        self._arm()
+
+    async def drained(self) -> None:
+        """Wait until the kernel has taken all that was put out (back-pressure for bodies)."""
+        await self._drained.wait()
+
+    async def close(self, code: Code = Code.OK, reason: str = "") -> None:
+        """Say CLOSE, give it `limits.CLOSE_FLUSH_S` to leave, end. Calls in flight fail with ChannelLost."""
+        if self.closed is None:
+            self.machine.close(code, reason)
+            self.flush()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limits.CLOSE_FLUSH_S):
+                    await self._drained.wait()
+            self._end(e.Closed(code, reason))
+        if self._farewell is not None:
+            await self._farewell
+
+    def abandon(self) -> None:
+        """Close the socket and nothing else; for a link whose event loop is closed."""
+        self._stream.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        try:
+            while self.closed is None:
+                data = await self._stream.receive()
+                if data:
+                    self.machine.receive_data(data, self._loop.time())
+                else:
+                    self.machine.receive_eof(self._loop.time())
+                self._pump()
+        except (OSError, ssl.SSLError) as error:
+            self._end(e.Closed(Code.OK, f"{error}", lost=True))
+        except RemoteProtocolError as error:
+            _log.warning("gateway %s broke the protocol: %s", self.peer, error)
+            self.flush()
+            self._end(e.Closed(error.code, str(error)))
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._out.wait()
+                self._out.clear()
+                while data := self.machine.data_to_send():
+                    await self._stream.send_all(data)
+                self._drained.set()
+        except (OSError, ssl.SSLError) as error:
+            self._end(e.Closed(Code.OK, f"{error}", lost=True))
+
+    def _arm(self) -> None:
+        due = self.machine.next_timer() if self.closed is None else None
+        if due == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._on_timer) if due is not None else None
+        self._timer_at = due
+
+    def _on_timer(self) -> None:
+        self._timer = self._timer_at = None
+        self.machine.handle_timer(self._loop.time())
+        self._pump()
+
+    def _pump(self) -> None:
+        while (event := self.machine.next_event()) is not None:
+            self._handle(event)
+        self.flush()
+
+    def _handle(self, event: e.Event) -> None:
+        match event:
+            case e.ReplyReceived() | e.CreditGranted():
+                self._to_call(event)
+            case e.DataReceived():
+                if event.call_id in self._calls:
+                    self._to_call(event)
+                else:
+                    self._listener.link_call_data(self, event)
+            case e.CallFailed():
+                call = self._calls.pop(event.call_id, None)
+                if call is not None:
+                    call.fail(_call_error(event))
+                self._leave_when_idle()
+            case e.PushReceived():
+                self._listener.link_push(self, event)
+            case e.CallReceived():
+                self._listener.link_call(self, event)
+            case e.CallCancelled():
+                self._listener.link_call_data(self, event)
+            case e.Welcomed():
+                self.welcome = event.welcome
+                if event.welcome.heartbeat_s > 0:
+                    self.machine.heartbeat_s = min(self.machine.heartbeat_s or 1e9, event.welcome.heartbeat_s)
+                self._listener.link_welcomed(self, event.welcome)
+            case e.Closed():
+                self._end(event)
+            case e.GoingAway():
+                _log.info("gateway %s asks us to leave: %s", self.peer, codes.name(event.code))
+                self._listener.link_leaving(self, event)
+                self._leave_when_idle()
+            case e.PongReceived() | e.HelloReceived() | e.PushAcked():
+                pass
+
+    def _to_call(self, event: e.ReplyReceived | e.DataReceived | e.CreditGranted) -> None:
+        call = self._calls.get(event.call_id)
+        if call is not None:
+            call.take(event)
+            if call.ended:
+                self._calls.pop(event.call_id, None)
+                self._leave_when_idle()
+
+    def _leave_when_idle(self) -> None:
+        if self.machine.state is State.DRAINING and not self._calls and self.closed is None:
+            self.machine.close(Code.OK, "leaving as asked")
+            self._pump()
+
+    def _end(self, closed: e.Closed) -> None:
+        """The link is over: fail the calls in flight, exactly, and tell the listener. Once."""
+        if self.closed is not None:
+            return
+        self.closed = closed
+        calls, self._calls = list(self._calls.values()), {}
+        for call in calls:
+            call.fail(self._lost_error(call, closed))
+        self._arm()
+        final = self.machine.data_to_send()
+        self._farewell = self._loop.create_task(self._part(final), name="stormline link farewell")
+        self._listener.link_ended(self, closed)
+
+    async def _part(self, final: bytes) -> None:
+        """Send the last frames if they go at once, then close the stream and stop the two tasks."""
+        try:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if final:
+                async with asyncio.timeout(limits.CLOSE_FLUSH_S):
+                    await self._stream.send_all(final)
+        except (OSError, ssl.SSLError, TimeoutError, LocalProtocolError):
+            pass
+        finally:
+            self._drained.set()
+            self._stream.close()
+
+    def _lost_error(self, call: LinkCall, closed: e.Closed) -> StormlineError:
+        refused = self.welcome is None and closed.by_peer and closed.code != Code.OK
+        # Nothing behind the HELLO is read before the session is accepted: a refused session delivered no call.
+        delivered = call.maybe_delivered and not refused
+        error = ChannelLost(
+            f"the long connection to {self.peer} ended: {connection.explain(closed)}",
+            phase=Phase.FIRST_BYTE if delivered else Phase.SEND,
+            maybe_delivered=delivered,
+        )
+        if refused:
+            error.__cause__ = RefusedError(closed.code, closed.reason, closed.retry_after_s)
+        return error
+
+
+def _call_error(event: e.CallFailed) -> StormlineError:
+    if event.code == Code.CALL_DEADLINE:
+        return DeadlineExceeded(
+            f"the gateway gave up waiting: {event.reason}",
+            phase=Phase.FIRST_BYTE,
+            maybe_delivered=event.maybe_delivered,
+        )
+    return CallError(event.code, event.reason, retry_after_s=event.retry_after_s, maybe_delivered=event.maybe_delivered)

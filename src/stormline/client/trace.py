@@ -1,0 +1,148 @@
+"""What is known of one call while it runs: its timeline, its attempts, and in the end its record."""
+
+import ipaddress
+from collections.abc import Callable
+
+from stormline.core import errors, ids
+from stormline.core.clock import Clock, Rng
+from stormline.policy.means import Step
+from stormline.telemetry import kinds
+from stormline.telemetry.timeline import AttemptRecord, CallRecord, Timeline
+
+
+class CallTrace:
+    """Follows one call. `finish` makes the record, once; later calls do nothing.
+
+    Attributes:
+        held: the owner will call `finish` after its own stages (parse, callback); the end of the body does not.
+    """
+
+    def __init__(
+        self, clock: Clock, rng: Rng, *, method: str, host: str, path: str, business: str, network: str,
+        sink: Callable[[CallRecord], None] | None,
+    ) -> None:  # fmt: skip
+        self._clock = clock
+        self._sink = sink
+        self._start = clock.monotonic()
+        self._attempt_start = self._start
+        self._attempt: AttemptRecord | None = None
+        self._finished = False
+        self._paused_at: float | None = None
+        self.held = False
+        self.timeline = Timeline(self._start)
+        self.record = CallRecord(
+            call_id=ids.new_id(rng),
+            started_at_ms=round(clock.wall() * 1000),
+            method=method,
+            host=host,
+            path=path,
+            business=business,
+            network=network,
+        )
+
+    def enter(self, stage: str) -> None:
+        """A stage begins."""
+        self.timeline.enter(stage, self._clock.monotonic())
+
+    def note(self, line: str) -> None:
+        """A decision was taken."""
+        self.timeline.note(self._clock.monotonic(), line)
+
+    def attempt(self, step: Step) -> None:
+        """A step begins."""
+        self._attempt_start = self._clock.monotonic()
+        self._attempt = AttemptRecord(means=step.means, start_ms=(self._attempt_start - self._start) * 1000)
+        self.record.attempts.append(self._attempt)
+        self.record.means = step.means
+        self.note(f"try {step.means}{f' at {step.address}' if step.address else ''}")
+
+    def connected(self, address: str, carrier: str, *, reused: bool) -> None:
+        """The step runs over this connection."""
+        if self._attempt is not None:
+            self._attempt.address, self._attempt.carrier, self._attempt.reused = address, carrier, reused
+        self.record.address = address
+        self.record.family = _family(address)
+        self.note(f"{'reuse' if reused else 'connected'} {carrier} {address}")
+
+    def attempt_failed(self, error: errors.TransportError) -> None:
+        """The step failed."""
+        self._end_attempt()
+        if self._attempt is not None:
+            self._attempt.failure = kinds.failure_kind(error)
+            self._attempt.phase = error.phase
+            self._attempt.maybe_delivered = error.maybe_delivered
+        self.note(f"failed in {error.phase}: {error}")
+
+    def answered(self, status: int) -> None:
+        """The head of the answer came."""
+        self.record.status = status
+        self.enter("body")
+        self.note(f"status {status}")
+
+    def handed_out(self, size: int) -> None:
+        """A chunk of the body goes to the consumer; the time until `pulled` is decoding, not network."""
+        self.record.bytes_down += size
+        self._paused_at = self._clock.monotonic()
+
+    def pulled(self) -> None:
+        """The consumer wants the next chunk."""
+        if self._paused_at is not None:
+            now = self._clock.monotonic()
+            self.timeline.enter("body", now)
+            self.timeline.move("body", "decode", now - self._paused_at)
+            self._paused_at = None
+
+    def body_ended(self) -> None:
+        """The body came whole, or its consumer wants no more of it."""
+        if self.timeline.stage == "body":
+            self.pulled()
+            self.enter("callback")
+        self._end_attempt()
+        self.record.ok_network = True
+        self.record.ok_http = self.record.status < 400
+        self.record.failure = kinds.status_kind(self.record.status)
+        if not self.held:
+            self.finish()
+
+    def failed(self, error: BaseException) -> None:
+        """The call as a whole failed."""
+        if isinstance(error, errors.TransportError):
+            self.record.failure, self.record.phase = kinds.failure_kind(error), error.phase
+        else:
+            self.record.failure, self.record.phase = "cancelled", self.timeline.stage
+        self.record.ok_network = self.record.ok_http = False
+        self.finish()
+
+    def parsed(self, ok: bool, reason: str = "") -> None:
+        """The business's own verdict on the body."""
+        self.record.ok_parse = ok
+        if not ok and not self.record.failure:
+            self.record.failure = "parse"
+        self.note(f"parse {'ok' if ok else 'failed'}{': ' + reason if reason else ''}")
+
+    def release(self) -> None:
+        """Hold no longer: the record is made now where the body has ended, else when it does."""
+        self.held = False
+        if self.record.ok_network or self.record.failure:
+            self.finish()
+
+    def finish(self) -> None:
+        """Close the timeline and give the record to the sink."""
+        if self._finished:
+            return
+        self._finished = True
+        self.record.total_ms, self.record.stages_ms = self.timeline.finish(self._clock.monotonic())
+        if self._sink is not None:
+            self._sink(self.record)
+
+    def _end_attempt(self) -> None:
+        if self._attempt is not None and not self._attempt.duration_ms:
+            self._attempt.duration_ms = (self._clock.monotonic() - self._attempt_start) * 1000
+
+
+def _family(address: str) -> int:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).version
+    except ValueError:
+        return 0

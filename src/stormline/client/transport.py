@@ -1,0 +1,189 @@
+"""The transports that go under httpx and httpx2 clients."""
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+
+from stormline.client.answer import Answer
+from stormline.client.background import BACKGROUND
+from stormline.client.config import Config, load_bundle
+from stormline.client.flavours import Flavour, flavour_of
+from stormline.client.runtime import Runtime
+from stormline.core import errors
+from stormline.wire.bundle import Bundle
+
+HOLD = "stormline.hold"
+"""Request extension: a list that takes the call's trace; its owner then finishes the trace."""
+
+
+def make_config(config: Config | None, bundle: Bundle | str | os.PathLike[str] | None) -> Config:
+    """Join a config with a bundle given beside it."""
+    config = config if config is not None else Config()
+    if bundle is None and config.bundle is not None:
+        return config
+    return replace(config, bundle=load_bundle(bundle))
+
+
+async def run_request(runtime: Runtime, flavour: Flavour, request: Any, body: Any) -> Answer:
+    """Run a request of either module on the runtime's loop."""
+    url = request.url
+    scheme = url.scheme
+    host = url.raw_host.decode("ascii")
+    extensions = request.extensions
+    timeout = extensions.get("timeout") or {}
+    trace = runtime.trace(
+        method=request.method,
+        host=host,
+        path=url.path,
+        business=str(extensions.get("stormline.business", "")),
+    )
+    hold = extensions.get(HOLD)
+    if hold is not None:
+        trace.held = True
+        hold.append(trace)
+    return await runtime.execute(
+        method=request.method,
+        scheme=scheme,
+        host=host,
+        port=url.port or (443 if scheme == "https" else 80),
+        target=url.raw_path,
+        headers=tuple(request.headers.raw),
+        body=body,
+        timeouts={
+            "deadline": extensions.get("stormline.deadline_s"),
+            "read": timeout.get("read"),
+            "connect": timeout.get("connect"),
+        },
+        trace=trace,
+    )
+
+
+class AsyncTransport(httpx2.AsyncBaseTransport):
+    """Goes under an asynchronous client: `httpx2.AsyncClient(transport=stormline.AsyncTransport())`, httpx the same.
+
+    With a client bundle requests go by dispatch and the long connection; without one to the origin itself. Belongs to
+    the event loop it is first used on; used again after that loop has been closed it starts anew on the next one.
+
+    Args:
+        bundle: client bundle or the path of one; None takes the file named by `STORMLINE_BUNDLE`, if any.
+        config: further settings.
+        verify: TLS trust for origins reached directly; None for the system's. The platform's roles are verified by
+            the bundle's own CA, whatever stands here.
+
+    Raises:
+        BundleError: the bundle cannot be used.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle | str | os.PathLike[str] | None = None,
+        *,
+        config: Config | None = None,
+        verify: ssl.SSLContext | None = None,
+    ) -> None:
+        self._config = make_config(config, bundle)
+        self._verify = verify
+        self._runtime: Runtime | None = None
+
+    def runtime(self) -> Runtime:
+        """Give the parts on the running loop, making them at first use.
+
+        Raises:
+            LocalProtocolError: no asyncio loop runs, or the transport belongs to another loop that still lives.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise errors.LocalProtocolError(
+                "stormline's asynchronous transport needs asyncio (trio is not supported)"
+            ) from None
+        if self._runtime is not None and self._runtime.loop is not loop:
+            if not self._runtime.loop.is_closed():
+                raise errors.LocalProtocolError(
+                    "this transport belongs to another event loop; use one transport per loop"
+                )
+            self._runtime.abandon()
+            self._runtime = None
+        if self._runtime is None:
+            self._runtime = Runtime(self._config, foreign_context=self._verify)
+        return self._runtime
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request of httpx2 or httpx; give a response of the same module.
+
+        Raises:
+            TransportError: of `stormline.errors` and of the caller's module at once.
+        """
+        flavour = flavour_of(request)
+        if request.url.scheme not in ("http", "https"):
+            raise flavour.unsupported(request)
+        body = flavour.body_in_memory(request)
+        try:
+            answer = await run_request(self.runtime(), flavour, request, body if body is not None else request.stream)
+        except errors.TransportError as error:
+            raise flavour.convert(error, request) from error
+        return flavour.response(answer, request)
+
+    async def aclose(self) -> None:
+        """Send what telemetry is left, and close every connection."""
+        runtime, self._runtime = self._runtime, None
+        if runtime is None:
+            return
+        if runtime.loop is asyncio.get_running_loop():
+            await runtime.aclose()
+        elif runtime.loop.is_closed():
+            runtime.abandon()
+
+
+class Transport(httpx2.BaseTransport):
+    """Goes under a synchronous client: `httpx2.Client(transport=stormline.Transport())`, httpx the same.
+
+    All synchronous transports of a process share one background thread with an event loop. Safe to use from any
+    number of threads; after a fork the child starts its own.
+
+    Args: as `AsyncTransport`.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle | str | os.PathLike[str] | None = None,
+        *,
+        config: Config | None = None,
+        verify: ssl.SSLContext | None = None,
+    ) -> None:
+        self._inner = AsyncTransport(config=make_config(config, bundle), verify=verify)
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request of httpx2 or httpx; give a response of the same module.
+
+        Raises:
+            TransportError: of `stormline.errors` and of the caller's module at once.
+        """
+        flavour = flavour_of(request)
+        if request.url.scheme not in ("http", "https"):
+            raise flavour.unsupported(request)
+        body = flavour.body_in_memory(request)
+        try:
+            answer = BACKGROUND.run(self._run(flavour, request, body if body is not None else _chunks(request.stream)))
+        except errors.TransportError as error:
+            raise flavour.convert(error, request) from error
+        return flavour.response(answer, request, BACKGROUND.run)
+
+    async def _run(self, flavour: Flavour, request: Any, body: Any) -> Answer:
+        return await run_request(self._inner.runtime(), flavour, request, body)
+
+    def close(self) -> None:
+        """Send what telemetry is left, and close every connection."""
+        BACKGROUND.run(self._inner.aclose())
+
+
+async def _chunks(stream: Any) -> AsyncIterator[bytes]:
+    """Read a synchronous body without blocking the background loop."""
+    iterator = iter(stream)
+    while (chunk := await asyncio.to_thread(next, iterator, None)) is not None:
+        yield chunk

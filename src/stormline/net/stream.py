@@ -1,0 +1,467 @@
+"""Byte streams on raw non-blocking sockets: TCP, and TLS above it.
+
+Works on every asyncio loop with `add_reader`/`add_writer` (asyncio's selector loop, uvloop). A transport of asyncio
+takes bytes into a buffer of its own and says nothing about when the kernel got them; a socket of our own does, and
+that moment is the boundary of the two-phase rule (`Stream.sent_bytes`). TLS runs in memory (`ssl.SSLObject`) above
+the same stream, so the boundary is as exact there.
+
+This room raises `OSError` and `ssl.SSLError`; the rooms above give them their phase.
+"""
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import select
+import socket
+import ssl
+from typing import Final, Protocol
+
+from stormline.core import errors, limits
+from stormline.core.values import Address
+
+_TLS_RECORD_BYTES: Final = 16 * 1024
+"""The most plain text one TLS record carries (RFC 8446 section 5.1)."""
+
+
+class Stream(Protocol):
+    """A two-way stream of bytes to one peer. One task may read while another writes.
+
+    Attributes:
+        peer: the far end.
+        local: our end.
+        alpn: the application protocol agreed in TLS, None where none was.
+    """
+
+    peer: Address
+    local: Address
+    alpn: str | None
+
+    @property
+    def sent_bytes(self) -> int:
+        """Application bytes of which the kernel has taken at least a part, over the stream's life.
+
+        Stays readable after `close`. While it has not grown since a request was begun, no byte of that request
+        can have reached the peer.
+        """
+        ...
+
+    async def send_all(self, data: bytes | memoryview) -> None:
+        """Send every byte; return when the kernel has taken them all.
+
+        Cancelled in the middle, the stream is closed: a part may be out. `sent_bytes` stays true. After a failure
+        the stream cannot send again, but what the peer had sent before can still be received.
+
+        Raises:
+            OSError: the connection is broken or closed.
+            ssl.SSLError: TLS is broken.
+            LocalProtocolError: another task is sending.
+        """
+        ...
+
+    async def receive(self, size_max: int = limits.RECEIVE_BYTES_MAX) -> bytes:
+        """Give the next bytes, at least one and at most `size_max`; `b""` at a clean end of the stream.
+
+        Cancellation loses no byte: the next call goes on where this one was.
+
+        Raises:
+            OSError: the connection is broken or closed (`ConnectionAbortedError` where `close` was called).
+            ssl.SSLEOFError: TLS ended without close_notify: what came may be cut short (RFC 8446 section 6.1).
+            ssl.SSLError: TLS is broken otherwise.
+            LocalProtocolError: another task is receiving.
+        """
+        ...
+
+    def is_readable(self) -> bool:
+        """Say, without waiting, whether `receive` has something: bytes, the end, or an error.
+
+        For a connection at rest that means: do not use it again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close at once; may be called again. A pending `send_all` or `receive` ends with ConnectionAbortedError."""
+        ...
+
+
+def reason_of(error: BaseException) -> str:
+    """Say in a few words why an operation of this room failed; names no data."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate refused: {error.verify_message or error.reason}"
+    if isinstance(error, ssl.SSLEOFError):
+        return "TLS cut off"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__
+
+
+def _closed() -> OSError:
+    return ConnectionAbortedError(errno.ECONNABORTED, "the stream was closed here")
+
+
+class TcpStream:
+    """`Stream` over one connected TCP socket, which it owns."""
+
+    __slots__ = ("_broken", "_eager", "_loop", "_reader", "_receiving", "_sending", "_sent", "_sock", "_writer", "alpn",
+                 "local", "peer")  # fmt: skip
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._reader: asyncio.Future[None] | None = None  # set exactly while the loop watches for reading
+        self._writer: asyncio.Future[None] | None = None
+        self._receiving = self._sending = False
+        self._broken = False  # a send failed: what follows would not join what came before
+        self._sent = 0
+        self._eager = 0
+        self.alpn: str | None = None
+        self.peer = Address(*sock.getpeername()[:2])
+        self.local = Address(*sock.getsockname()[:2])
+        self._sock: socket.socket | None = sock
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes the kernel has taken."""
+        return self._sent
+
+    async def send_all(self, data: bytes | memoryview) -> None:
+        """See `Stream.send_all`."""
+        if self._sending:
+            raise errors.LocalProtocolError("another task is sending on this stream")
+        self._sending = True
+        try:
+            offset = self.send_nowait(data)
+            while offset < len(data):
+                await self._wait_writable()
+                offset += self.send_nowait(memoryview(data)[offset:])
+            await self._give_turn()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            self._sending = False
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        """Hand the kernel what it takes without waiting; give the number of bytes, 0 where it takes none.
+
+        Raises:
+            OSError: the connection is broken or closed.
+        """
+        if self._sock is None:
+            raise _closed()
+        if self._broken:
+            raise BrokenPipeError(errno.EPIPE, "an earlier send on this stream failed")
+        try:
+            taken = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self._broken = True
+            raise
+        self._sent += taken
+        return taken
+
+    async def receive(self, size_max: int = limits.RECEIVE_BYTES_MAX) -> bytes:
+        """See `Stream.receive`."""
+        if self._receiving:
+            raise errors.LocalProtocolError("another task is receiving on this stream")
+        self._receiving = True
+        try:
+            await self._give_turn()  # before the bytes are taken: a cancellation here loses none
+            while (data := self.receive_nowait(size_max)) is None:
+                await self._wait_readable()
+            return data
+        finally:
+            self._receiving = False
+
+    def receive_nowait(self, size_max: int = limits.RECEIVE_BYTES_MAX) -> bytes | None:
+        """Give what is there without waiting: None for nothing yet, `b""` at the end.
+
+        Raises:
+            OSError: the connection is broken or closed.
+        """
+        if self._sock is None:
+            raise _closed()
+        try:
+            return self._sock.recv(size_max)
+        except (BlockingIOError, InterruptedError):
+            return None
+
+    def is_readable(self) -> bool:
+        """See `Stream.is_readable`; a closed stream is readable, as `receive` fails at once."""
+        if self._sock is None:
+            return True
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """See `Stream.close`."""
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        # The loop must forget the descriptor before it is closed: its number may be another socket's a moment later.
+        if self._reader is not None:
+            self._loop.remove_reader(sock)
+            _fail(self._reader)
+            self._reader = None
+        if self._writer is not None:
+            self._loop.remove_writer(sock)
+            _fail(self._writer)
+            self._writer = None
+        sock.close()
+
+    async def _give_turn(self) -> None:
+        """Let other tasks run now and then, however fast the peer is."""
+        self._eager += 1
+        if self._eager >= limits.EAGER_OPERATIONS_MAX:
+            self._eager = 0
+            await asyncio.sleep(0)
+
+    async def _wait_readable(self) -> None:
+        sock = self._sock
+        if sock is None:
+            raise _closed()
+        self._eager = 0
+        waiter = self._reader = self._loop.create_future()
+        self._loop.add_reader(sock, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            if self._reader is waiter:
+                self._reader = None
+                self._loop.remove_reader(sock)
+
+    async def _wait_writable(self) -> None:
+        sock = self._sock
+        if sock is None:
+            raise _closed()
+        self._eager = 0
+        waiter = self._writer = self._loop.create_future()
+        self._loop.add_writer(sock, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            if self._writer is waiter:
+                self._writer = None
+                self._loop.remove_writer(sock)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _fail(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_exception(_closed())
+
+
+async def open_tcp(address: Address) -> TcpStream:
+    """Connect to one address; small writes are sent at once (TCP_NODELAY).
+
+    Cancelled or failed, it leaves no descriptor behind. It waits as long as the kernel does (minutes): the caller
+    brings the deadline. `connect_ex` with `add_writer` instead of `loop.sock_connect`, which refuses MPTCP sockets.
+
+    Args:
+        address: an IP literal, IPv6 with a `%scope` where it needs one, and a port.
+
+    Raises:
+        OSError: no connection; `ConnectionRefusedError`, `TimeoutError` and so on by errno.
+        LocalProtocolError: the host is not an IP literal.
+    """
+    try:
+        literal = ipaddress.ip_address(address.host)
+    except ValueError:
+        raise errors.LocalProtocolError(f"open_tcp takes an IP literal, not {address.host[:80]!r}") from None
+    target: tuple[str, int] | tuple[str, int, int, int] = (address.host, address.port)
+    if literal.version == 6:
+        scope = literal.scope_id
+        scope_id = 0 if scope is None else int(scope) if scope.isdecimal() else socket.if_nametoindex(scope)
+        target = (address.host.partition("%")[0], address.port, 0, scope_id)
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(socket.AF_INET6 if literal.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = sock.connect_ex(target)
+        if code in (errno.EINPROGRESS, errno.EINTR):
+            waiter = loop.create_future()
+            loop.add_writer(sock, _wake, waiter)
+            try:
+                await waiter
+            finally:
+                loop.remove_writer(sock)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        stream = TcpStream(sock, loop)
+        if stream.local == stream.peer:
+            # A free local port was its own target: TCP's simultaneous open met itself. Nobody listens there.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        return stream
+    except BaseException:
+        sock.close()
+        raise
+
+
+class TlsStream:
+    """`Stream` through TLS above a `TcpStream`, which it owns. Made by `start_tls`."""
+
+    __slots__ = ("_incoming", "_outgoing", "_piece_bytes", "_piece_mark", "_plain", "_raw", "_receiving", "_sending",
+                 "_sent", "_tls", "alpn", "local", "peer")  # fmt: skip
+
+    def __init__(self, raw: TcpStream, context: ssl.SSLContext, server_name: str) -> None:
+        self._raw = raw
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
+        self._plain = b""  # decrypted by is_readable, not yet received
+        self._receiving = self._sending = False
+        self._sent = 0  # plain bytes of finished records
+        self._piece_bytes = self._piece_mark = 0  # the record on its way: plain size; raw.sent_bytes before it
+        self.alpn: str | None = None
+        self.peer = raw.peer
+        self.local = raw.local
+
+    @property
+    def sent_bytes(self) -> int:
+        """Plain bytes of every record of which the kernel has taken at least one byte."""
+        if self._piece_bytes and self._raw.sent_bytes > self._piece_mark:
+            return self._sent + self._piece_bytes
+        return self._sent
+
+    async def _handshake(self) -> None:
+        while True:
+            done = True
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                done = False
+            if self._outgoing.pending:
+                await self._raw.send_all(self._outgoing.read())
+            if done:
+                break
+            self._feed(await self._raw.receive())
+        self.alpn = self._tls.selected_alpn_protocol()
+
+    def _feed(self, data: bytes) -> None:
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+
+    async def send_all(self, data: bytes | memoryview) -> None:
+        """See `Stream.send_all`. Any size: it is sent record by record, so that `sent_bytes` is exact to a record."""
+        if self._sending:
+            raise errors.LocalProtocolError("another task is sending on this stream")
+        self._sending = True
+        try:
+            if self._outgoing.pending:  # answers to the peer's key updates go first, they carry nothing of ours
+                await self._raw.send_all(self._outgoing.read())
+            for offset in range(0, len(data), _TLS_RECORD_BYTES):
+                await self._send_record(data[offset : offset + _TLS_RECORD_BYTES])
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            self._sending = False
+
+    async def _send_record(self, piece: bytes | memoryview) -> None:
+        size = self._tls.write(piece)
+        if size != len(piece):
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, "TLS took only a part of a record")
+        self._piece_mark = self._raw.sent_bytes
+        self._piece_bytes = size
+        await self._raw.send_all(self._outgoing.read())
+        self._sent += size
+        self._piece_bytes = 0
+
+    async def receive(self, size_max: int = limits.RECEIVE_BYTES_MAX) -> bytes:
+        """See `Stream.receive`; a cut is told from an end: without close_notify it raises `ssl.SSLEOFError`."""
+        if self._receiving:
+            raise errors.LocalProtocolError("another task is receiving on this stream")
+        self._receiving = True
+        try:
+            if self._plain:
+                data, self._plain = self._plain[:size_max], self._plain[size_max:]
+                return data
+            while (data_or_none := self._decrypt(size_max)) is None:
+                self._feed(await self._raw.receive())
+            return data_or_none
+        finally:
+            self._receiving = False
+
+    def _decrypt(self, size_max: int) -> bytes | None:
+        """Give plain bytes out of what has come, None where a record is not whole yet, `b""` after close_notify."""
+        try:
+            return self._tls.read(size_max)
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLZeroReturnError:
+            return b""
+        finally:
+            if self._outgoing.pending and not self._sending:
+                self._send_leftover()
+
+    def _send_leftover(self) -> None:
+        """Send what TLS itself has to say (a key update's answer, an alert) if the kernel takes it whole now."""
+        data = self._outgoing.read()
+        with contextlib.suppress(OSError):
+            taken = self._raw.send_nowait(data)
+            if taken < len(data):
+                self._outgoing.write(data[taken:])
+
+    def is_readable(self) -> bool:
+        """See `Stream.is_readable`. Reads what is there: a late session ticket is not application data."""
+        if self._plain or self._receiving:
+            return bool(self._plain)
+        try:
+            while (plain := self._decrypt(limits.RECEIVE_BYTES_MAX)) is None:
+                data = self._raw.receive_nowait()
+                if data is None:
+                    return False
+                self._feed(data)
+        except (OSError, ssl.SSLError):
+            return True
+        self._plain = plain
+        return True
+
+    def close(self) -> None:
+        """See `Stream.close`. Says close_notify where the kernel takes it at once and no record is half sent."""
+        if not self._sending:
+            with contextlib.suppress(OSError, ssl.SSLError, ValueError):
+                self._tls.unwrap()
+            if self._outgoing.pending:
+                with contextlib.suppress(OSError):
+                    self._raw.send_nowait(self._outgoing.read())
+        self._raw.close()
+
+
+async def start_tls(raw: TcpStream, context: ssl.SSLContext, server_name: str) -> TlsStream:
+    """Shake hands as a client on `raw` and take it over; failed or cancelled, `raw` is closed.
+
+    Args:
+        raw: a fresh connection.
+        context: says whom to trust, which versions and which ALPN names.
+        server_name: the name the certificate must carry and that is asked for (SNI), also where the address was given
+            by number.
+
+    Raises:
+        ssl.SSLCertVerificationError: the certificate is not trusted or not for `server_name`.
+        ssl.SSLError: the handshake failed otherwise; `ssl.SSLEOFError` where the peer hung up in it.
+        OSError: the connection broke.
+    """
+    try:
+        stream = TlsStream(raw, context, server_name)
+        try:
+            await stream._handshake()
+        except ssl.SSLError:
+            stream._send_leftover()  # the alert that tells the peer why
+            raise
+        return stream
+    except BaseException:
+        raw.close()
+        raise

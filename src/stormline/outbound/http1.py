@@ -1,0 +1,309 @@
+"""One HTTP/1.1 connection on a stream: one exchange at a time, with the exact two-phase boundary."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from stormline.core import errors, limits
+from stormline.core.phase import Phase
+from stormline.net.stream import Stream, reason_of
+from stormline.outbound.http1_codec import Encoded, ResponseReader
+from stormline.outbound.messages import HttpResponse
+
+
+class Http1Connection:
+    """A connection that carries requests one after the other.
+
+    Args:
+        stream: owned from now on.
+
+    Attributes:
+        stream: the bytes below.
+        exchanges: requests begun on it.
+    """
+
+    __slots__ = ("_mark", "exchanges", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream: Final = stream
+        self.exchanges = 0
+        self._mark = 0
+
+    @property
+    def maybe_delivered(self) -> bool:
+        """True once the kernel has taken a byte of the latest request."""
+        return self.stream.sent_bytes > self._mark
+
+    async def exchange(
+        self,
+        request: Encoded,
+        *,
+        deadline_at: float,
+        done: Callable[[bool], None],
+        on_stage: Callable[[str], None],
+    ) -> HttpResponse:
+        """Send a request and give its answer as soon as the head is there.
+
+        An answer that comes before the request is out is given all the same (and the connection not used again);
+        the rest of the request is held back where the answer is an error or announces the close (RFC 9112 section
+        9.5). Cancelled or failed, the connection is closed.
+
+        Args:
+            request: made by `encode`.
+            deadline_at: the loop's time at which the body must have been read; the head's deadline is the caller's.
+            done: called once, at the end: True where the connection can carry another request. It is closed else.
+            on_stage: told `send`, `first_byte`, `body`.
+
+        Raises:
+            WriteError: the connection broke while sending, and no answer was there.
+            ReadError: it ended or broke before the head was whole.
+            ProtocolViolation: the answer breaks HTTP.
+            LocalProtocolError: the body source gave not as many bytes as its Content-Length says.
+        """
+        reused = self.exchanges > 0
+        self.exchanges += 1
+        self._mark = self.stream.sent_bytes
+        exchange = _Exchange(self, request, deadline_at=deadline_at, done=done, on_stage=on_stage)
+        return await exchange.run(reused=reused)
+
+    def close(self) -> None:
+        """Close at once."""
+        self.stream.close()
+
+
+class _SendFailed(Exception):
+    """The stream broke while sending; the cause says how. Apart from errors of the body's source."""
+
+
+class _Exchange:
+    """One request and its answer; the `BodySource` of that answer."""
+
+    __slots__ = ("_connection", "_deadline_at", "_done", "_expired", "_failure", "_finished", "_on_stage", "_reader",
+                 "_request", "_sender", "_sent_all", "_size", "_stop", "_stream", "_timer")  # fmt: skip
+
+    def __init__(
+        self,
+        connection: Http1Connection,
+        request: Encoded,
+        *,
+        deadline_at: float,
+        done: Callable[[bool], None],
+        on_stage: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._stream = connection.stream
+        self._request = request
+        self._deadline_at = deadline_at
+        self._done = done
+        self._on_stage = on_stage
+        self._reader = ResponseReader(is_head=request.is_head)
+        self._sender: asyncio.Task[None] | None = None  # only for bodies that do not leave in one send
+        self._size = 0  # body bytes sent
+        self._sent_all = False
+        self._stop = False  # an early answer makes the rest of the body pointless
+        self._finished = False  # the connection is given back or closed
+        self._expired = False
+        self._failure: errors.TransportError | None = None  # how reading the body ended, said again if asked again
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self, *, reused: bool) -> HttpResponse:
+        """Send, and read as far as the head's end."""
+        reader = self._reader
+        try:
+            self._on_stage(Phase.SEND.value)
+            write_error = await self._send_or_begin_to()
+            await self._read_head(write_error)
+            if not self._sent_all:
+                reader.keep_alive = False
+                self._stop = reader.status >= 300 or self._says_close()
+                self._on_stage(Phase.FIRST_BYTE.value)
+            self._on_stage(Phase.BODY.value)
+            if reader.complete:
+                await self._end(reusable=reader.keep_alive)
+            else:
+                self._timer = asyncio.get_running_loop().call_at(self._deadline_at, self._expire)
+        except BaseException:
+            await self._end(reusable=False)
+            raise
+        return HttpResponse(
+            status=reader.status,
+            reason=reader.reason,
+            http_version=reader.http_version,
+            headers=reader.headers,
+            peer=self._stream.peer,
+            reused=reused,
+            source=self,
+        )
+
+    # -- sending --------------------------------------------------------------------------------------------------
+    async def _send_or_begin_to(self) -> OSError | None:
+        """Send a request that fits one piece; a larger or streamed one is sent by a task beside the reading."""
+        head, body = self._request.head, self._request.body
+        if not isinstance(body, bytes) or len(head) + len(body) > limits.SEND_PIECE_BYTES:
+            self._sender = asyncio.create_task(self._send_streamed(), name="request body")
+            self._sender.add_done_callback(self._sender_done)
+            return None
+        if self._request.chunked:
+            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n"
+        try:
+            await self._stream.send_all(head + body)
+        except OSError as error:
+            return error  # the peer may have answered before it hung up: the reading tells
+        self._all_sent()
+        return None
+
+    async def _send_streamed(self) -> None:
+        await self._send(self._request.head)
+        body = self._request.body
+        if isinstance(body, bytes):
+            for offset in range(0, len(body), limits.SEND_PIECE_BYTES):
+                if self._stop:
+                    return
+                await self._send_piece(body[offset : offset + limits.SEND_PIECE_BYTES])
+        else:
+            async for piece in body:
+                if self._stop:
+                    return
+                await self._send_piece(piece)
+        if self._request.chunked:
+            await self._send(b"0\r\n\r\n")
+        elif self._size != self._request.length:
+            raise errors.LocalProtocolError(
+                f"the body ended after {self._size} bytes, its Content-Length is {self._request.length}"
+            )
+        self._all_sent()
+
+    async def _send_piece(self, piece: bytes) -> None:
+        if not piece:
+            return  # as a chunk it would end the body
+        self._size += len(piece)
+        if self._request.chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        elif self._request.length is not None and self._size > self._request.length:
+            raise errors.LocalProtocolError(f"the body is longer than its Content-Length, {self._request.length}")
+        await self._send(piece)
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await self._stream.send_all(data)
+        except OSError as error:
+            raise _SendFailed from error
+
+    def _all_sent(self) -> None:
+        self._sent_all = True
+        if not self._reader.status:
+            self._on_stage(Phase.FIRST_BYTE.value)
+
+    def _sender_done(self, sender: asyncio.Task[None]) -> None:
+        error = None if sender.cancelled() else sender.exception()
+        if error is None or self._reader.status:
+            return
+        if not isinstance(error, _SendFailed) or isinstance(error.__cause__, ssl.SSLError):
+            self._stream.close()  # wakes the reading; a broken socket does that by itself, and may hold an answer
+
+    # -- the head -------------------------------------------------------------------------------------------------
+    async def _read_head(self, write_error: BaseException | None) -> None:
+        reader = self._reader
+        try:
+            while not reader.status:
+                data = await self._stream.receive()
+                if data:
+                    reader.receive_data(data)
+                else:
+                    reader.receive_eof()
+        except (OSError, errors.TransportError) as error:
+            if self._sender is not None and self._sender.done():
+                write_error = self._sender.exception()
+                if isinstance(write_error, _SendFailed):
+                    write_error = write_error.__cause__
+                elif write_error is not None:
+                    raise write_error from None  # the body's source failed
+            peer, delivered = self._stream.peer, self._connection.maybe_delivered
+            if write_error is not None:
+                raise errors.WriteError(
+                    f"{peer}: sending broke off: {reason_of(write_error)}", phase=Phase.SEND, maybe_delivered=delivered
+                ) from write_error
+            if isinstance(error, errors.ProtocolViolation):
+                error.maybe_delivered = delivered
+                raise
+            phase = Phase.FIRST_BYTE if self._sent_all else Phase.SEND
+            raise errors.ReadError(
+                f"{peer}: no answer: {reason_of(error)}", phase=phase, maybe_delivered=delivered
+            ) from error
+
+    def _says_close(self) -> bool:
+        return any(name.lower() == b"connection" and b"close" in value.lower() for name, value in self._reader.headers)
+
+    # -- body -----------------------------------------------------------------------------------------------------
+    async def read(self) -> bytes:
+        """See `BodySource.read`."""
+        reader = self._reader
+        while not (data := reader.take_body()):
+            if self._failure is not None:
+                raise self._failure
+            if reader.complete:
+                return b""
+            if self._expired:
+                self._fail(errors.DeadlineExceeded, "the deadline passed before the body was read")
+            if self._finished:
+                self._fail(errors.ReadError, "the answer was closed before its end")
+            await self._read_more()
+        return data
+
+    async def _read_more(self) -> None:
+        try:
+            async with asyncio.timeout(limits.PACKET_GAP_S) as gap:
+                data = await self._stream.receive()
+            if data:
+                self._reader.receive_data(data)
+            else:
+                self._reader.receive_eof()
+        except errors.TransportError as error:
+            self._failure = error
+            await self._end(reusable=False)
+            raise
+        except OSError as error:
+            await self._end(reusable=False)
+            if self._expired:
+                self._fail(errors.DeadlineExceeded, "the deadline passed in the middle of the body", error)
+            if isinstance(error, TimeoutError) and gap.expired():
+                self._fail(errors.DeadlineExceeded, f"nothing for {limits.PACKET_GAP_S:.3g} s in mid-body", error)
+            self._fail(errors.ReadError, f"the body broke off: {reason_of(error)}", error)
+        except BaseException:
+            await self._end(reusable=False)
+            raise
+        if self._reader.complete:
+            await self._end(reusable=self._reader.keep_alive)
+
+    def _fail(self, kind: type[errors.TransportError], what: str, cause: BaseException | None = None) -> NoReturn:
+        self._failure = kind(f"{self._stream.peer}: {what}", phase=Phase.BODY, maybe_delivered=True)
+        raise self._failure from cause
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    async def aclose(self) -> None:
+        """See `BodySource.aclose`."""
+        await self._end(reusable=False)
+
+    async def _end(self, *, reusable: bool) -> None:
+        self._finish(reusable)
+        if self._sender is not None and not self._sender.done():
+            self._sender.cancel()
+            await asyncio.wait([self._sender])
+
+    def _finish(self, reusable: bool) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if not reusable:
+            self._stream.close()
+        self._done(reusable)
+
+    def _expire(self) -> None:
+        """Free the connection at the deadline, whether or not anybody reads the body."""
+        self._expired = True
+        if self._sender is not None:
+            self._sender.cancel()
+        self._finish(reusable=False)

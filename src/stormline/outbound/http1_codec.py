@@ -1,0 +1,329 @@
+"""HTTP/1.1 without I/O: a request to bytes, and bytes to an answer (RFC 9112).
+
+`httptools` (llhttp) reads heads and chunks. The framing is decided here and is strict: whatever could be read in two
+ways is refused, as two readers that disagree on where a message ends are how answers get mixed up.
+"""
+
+import re
+from collections.abc import AsyncIterable
+from typing import Final, NamedTuple
+
+import httptools
+
+from stormline.core import errors, limits
+from stormline.core.phase import Phase
+from stormline.outbound.messages import HttpRequest
+
+_TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""RFC 9110 section 5.6.2."""
+_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+"""RFC 9110 section 5.5: no control character, so neither CR, LF nor NUL."""
+_TARGET: Final = re.compile(rb"[\x21-\x7e]+")
+_HOST: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\-]+")
+_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+_START: Final = b"HTTP/1."
+_WITH_CONTENT: Final = frozenset({"POST", "PUT", "PATCH"})
+"""Methods whose meaning expects content: without it they say `Content-Length: 0` (RFC 9110 section 8.6)."""
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class Encoded(NamedTuple):
+    """A request ready to go.
+
+    Attributes:
+        head: request line and fields, with the empty line.
+        body: what follows, not yet framed.
+        chunked: each piece of the body goes as one chunk.
+        length: bytes the body must have, None where it is chunked.
+        is_head: the method is HEAD, the answer has no body whatever it says.
+        close: the request asks to close the connection after it.
+    """
+
+    head: bytes
+    body: bytes | AsyncIterable[bytes]
+    chunked: bool
+    length: int | None
+    is_head: bool
+    close: bool
+
+
+def encode(request: HttpRequest) -> Encoded:
+    """Check a request and put its head into bytes.
+
+    Raises:
+        LocalProtocolError: a part of it could break out of its place (CR, LF, NUL, spaces), or the framing fields
+            contradict the body, or the method is CONNECT. Nothing was sent.
+    """
+    method = request.method.encode("utf-8", "surrogateescape")
+    if not _TOKEN.fullmatch(method) or method == b"CONNECT":
+        raise errors.LocalProtocolError(f"method {request.method[:40]!r} cannot be sent")
+    if not _TARGET.fullmatch(request.target):
+        raise errors.LocalProtocolError("the request target is empty or holds a space, control or non-ASCII character")
+    lines = [b"%s %s HTTP/1.1" % (method, request.target)]
+    seen: dict[bytes, bytes] = {}
+    for name, value in request.headers:
+        if not _TOKEN.fullmatch(name):
+            raise errors.LocalProtocolError(f"header name {name[:40]!r} is not a token")
+        if not _VALUE.fullmatch(value):
+            raise errors.LocalProtocolError(f"the value of header {name[:40]!r} holds a control character")
+        lower = name.lower()
+        if lower in seen:
+            if lower in (b"host", b"content-length", b"transfer-encoding"):
+                raise errors.LocalProtocolError(f"header {name!r} is given twice")
+            value_seen = seen[lower] + b"," + value
+        else:
+            value_seen = value
+        seen[lower] = value_seen
+        lines.append(b"%s: %s" % (name, value))
+    if b"host" not in seen:
+        lines.insert(1, b"Host: " + _host(request))
+    length, chunked = _framing(request, seen, lines)
+    lines.append(b"\r\n")
+    return Encoded(
+        head=b"\r\n".join(lines),
+        body=b"" if request.body is None else request.body,
+        chunked=chunked,
+        length=length,
+        is_head=method == b"HEAD",
+        close=b"close" in _tokens(seen.get(b"connection", b"")),
+    )
+
+
+def _host(request: HttpRequest) -> bytes:
+    if not _HOST.fullmatch(request.host):
+        raise errors.LocalProtocolError(f"host {request.host[:80]!r} cannot stand in a Host header")
+    host = f"[{request.host}]" if ":" in request.host else request.host
+    return (host if request.port == _PORTS.get(request.scheme) else f"{host}:{request.port}").encode("ascii")
+
+
+def _framing(request: HttpRequest, seen: dict[bytes, bytes], lines: list[bytes]) -> tuple[int | None, bool]:
+    """Say how the body is framed, (length, chunked), and add the field for it where it is absent."""
+    body = request.body
+    coding, given = seen.get(b"transfer-encoding"), seen.get(b"content-length")
+    if coding is not None:
+        if given is not None or coding.strip().lower() != b"chunked":
+            raise errors.LocalProtocolError("Transfer-Encoding may only be 'chunked', and without Content-Length")
+        return None, True
+    if given is not None:
+        if not _LENGTH.fullmatch(given):
+            raise errors.LocalProtocolError("Content-Length is not a number")
+        if not isinstance(body, AsyncIterable) and int(given) != len(body or b""):
+            raise errors.LocalProtocolError(f"Content-Length {int(given)}, but the body has {len(body or b'')} bytes")
+        return int(given), False
+    if isinstance(body, AsyncIterable):
+        lines.append(b"Transfer-Encoding: chunked")
+        return None, True
+    if body or request.method in _WITH_CONTENT:
+        lines.append(b"Content-Length: %d" % len(body or b""))
+    return len(body or b""), False
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip().lower() for token in value.split(b",")]
+
+
+class ResponseReader:
+    """Reads one answer: `receive_data` and `receive_eof` in; head, body pieces and the end out.
+
+    Interim answers (1xx) are skipped; trailers are read and dropped. The outcome is the same however the bytes are
+    cut into pieces.
+
+    Args:
+        is_head: the request's method was HEAD.
+
+    Attributes:
+        status: 0 until the head is whole, then 200 to 999.
+        reason: the reason phrase.
+        http_version: `HTTP/1.1` or `HTTP/1.0`.
+        headers: field lines of the final head.
+        complete: the answer is whole; body pieces may still wait in `take_body`.
+        keep_alive: after `complete`, the connection may carry another request.
+        began: a byte of an answer has come.
+    """
+
+    __slots__ = ("_body", "_chunk_silence", "_chunked", "_fields", "_head_done", "_head_size", "_is_head",
+                 "_message_done", "_parser", "_reason", "_remaining", "_start", "_tail", "began", "complete", "headers",
+                 "http_version", "keep_alive", "reason", "status")  # fmt: skip
+
+    def __init__(self, *, is_head: bool) -> None:
+        self._is_head = is_head
+        self._head_size = 0
+        self._body: list[bytes] = []
+        self._remaining: int | None = None  # of a body with a length
+        self._chunked = False  # chunks come now; fields among them are trailers
+        self._chunk_silence = 0  # bytes of a chunked body since the last that were data
+        self.status = 0
+        self.reason = b""
+        self.http_version = ""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = self.keep_alive = self.began = False
+        self._next_head()
+
+    def _next_head(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._start = b""
+        self._tail = b""  # what came of this head last: the empty line may be cut anywhere
+        self._reason = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._head_done = self._message_done = False
+
+    # -- called by httptools; must not raise ----------------------------------------------------------------------
+    def on_status(self, reason: bytes) -> None:
+        """Gather the reason phrase."""
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Gather one field line of the head."""
+        if not self._chunked:
+            self._fields.append((name, value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        """Note the end of a head."""
+        self._head_done = True
+
+    def on_body(self, data: bytes) -> None:
+        """Gather data of a chunk."""
+        self._body.append(data)
+        self._chunk_silence = 0
+
+    def on_message_begin(self) -> None:
+        """Note that something follows a finished chunked body: not ours, so the connection is done with."""
+        if self._message_done:
+            self.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        """Note the end of a chunked body."""
+        self._message_done = True
+
+    # -- in -------------------------------------------------------------------------------------------------------
+    def receive_data(self, data: bytes) -> None:
+        """Take the next bytes from the peer, at least one.
+
+        Raises:
+            ProtocolViolation: they break HTTP, or pass a bound; phase FIRST_BYTE in the head, BODY after it.
+        """
+        self.began = True
+        while data and not self.status:
+            data = self._receive_head(data)
+        if not data:
+            return
+        if self.complete:
+            self.keep_alive = False  # more than was asked for
+        elif self._chunked:
+            self._receive_chunked(data)
+        elif self._remaining is None:
+            self._body.append(data)
+        else:
+            taken = data[: self._remaining]
+            self._body.append(taken)
+            self._remaining -= len(taken)
+            self.complete = not self._remaining
+            self.keep_alive = self.keep_alive and len(taken) == len(data)
+
+    def receive_eof(self) -> None:
+        """Take the end of the peer's stream.
+
+        Raises:
+            ReadError: the answer is not whole; phase FIRST_BYTE in the head, BODY after it.
+        """
+        self.keep_alive = False
+        if self.complete:
+            return
+        if not self.status:
+            where = "in the middle of the head" if self.began else "before it answered"
+            raise errors.ReadError(
+                f"the peer closed the connection {where}", phase=Phase.FIRST_BYTE, maybe_delivered=True
+            )
+        if self._chunked or self._remaining is not None:
+            missing = "" if self._remaining is None else f", {self._remaining} bytes short"
+            raise errors.ReadError(
+                f"the peer closed the connection in the middle of the body{missing}",
+                phase=Phase.BODY,
+                maybe_delivered=True,
+            )
+        self.complete = True  # delimited by the close itself (RFC 9112 section 6.3, rule 8)
+
+    def take_body(self) -> bytes:
+        """Give the body bytes that have come since the last call."""
+        data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        return data
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    def _receive_head(self, data: bytes) -> bytes:
+        """Read of `data` what belongs to the head; give the rest."""
+        window = self._tail + data
+        end = window.find(b"\r\n\r\n")
+        part = data if end < 0 else data[: end + 4 - len(self._tail)]
+        self._tail = window[-3:]
+        if len(self._start) < len(_START):
+            # Said at the first wrong byte, not after a head that never ends: another protocol answers here.
+            self._start += part[: len(_START) - len(self._start)]
+            if not _START.startswith(self._start):
+                raise self._violation("it does not begin like HTTP/1")
+        self._head_size += len(part)
+        if self._head_size > limits.HTTP_HEAD_BYTES_MAX:
+            raise self._violation(f"the head has more than {limits.HTTP_HEAD_BYTES_MAX} bytes")
+        self._feed(part)
+        if len(self._fields) > limits.HTTP_HEADERS_MAX:
+            raise self._violation(f"the head has more than {limits.HTTP_HEADERS_MAX} fields")
+        if self._head_done != (end >= 0):
+            raise self._violation("the head ends where no empty line is")
+        if self._head_done:
+            self._finish_head()
+        return data[len(part) :]
+
+    def _finish_head(self) -> None:
+        status, version = self._parser.get_status_code(), self._parser.get_http_version()
+        if version not in ("1.0", "1.1") or status < 100:
+            raise self._violation(f"HTTP/{version} with status {status}")
+        if status < 200:
+            self._next_head()
+            return
+        named: dict[bytes, list[bytes]] = {}
+        for name, value in self._fields:
+            named.setdefault(name.lower(), []).append(value)
+        codings, lengths = named.get(b"transfer-encoding", []), named.get(b"content-length", [])
+        if codings and (version == "1.0" or lengths or [coding.lower() for coding in codings] != [b"chunked"]):
+            # We offer no other coding (no TE is sent); RFC 9112 sections 6.1 and 7.
+            raise self._violation("a transfer coding that is not plain 'chunked'")
+        if len(lengths) > 1 or (lengths and not _LENGTH.fullmatch(lengths[0])):
+            raise self._violation("the content length is not one number")
+        connection = _tokens(b",".join(named.get(b"connection", [])))
+        self.keep_alive = b"close" not in connection and (version == "1.1" or b"keep-alive" in connection)
+        self.reason, self.headers, self.http_version = self._reason, self._fields, f"HTTP/{version}"
+        if self._is_head or status in (204, 304):
+            self.complete = True
+        elif codings:
+            self._chunked = True
+        elif lengths:
+            self._remaining = int(lengths[0])
+            self.complete = self._remaining == 0
+        else:
+            self.keep_alive = False
+        self.status = status
+
+    def _receive_chunked(self, data: bytes) -> None:
+        self._chunk_silence += len(data)
+        try:
+            self._feed(data)
+        except errors.ProtocolViolation:
+            if not self._message_done:
+                raise
+            self.keep_alive = False  # the answer is whole; what is wrong comes after it
+        if self._message_done:
+            self.complete = True
+        elif self._chunk_silence > limits.HTTP_HEAD_BYTES_MAX:
+            raise self._violation("chunk extensions or trailers without end")
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise self._violation("it switches protocols unasked") from None
+        except httptools.HttpParserError as error:
+            raise self._violation(str(error).lower() or "it cannot be parsed") from error
+
+    def _violation(self, what: str) -> errors.ProtocolViolation:
+        phase = Phase.BODY if self.status else Phase.FIRST_BYTE
+        return errors.ProtocolViolation(f"the answer breaks HTTP: {what}", phase=phase, maybe_delivered=True)

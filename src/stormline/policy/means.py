@@ -1,0 +1,104 @@
+"""The means to get a request answered, and the ladder of steps one request climbs.
+
+Each call gets a `Ladder` from `plan`; after every failed step `Ladder.next` is asked with the outcome and gives the
+next step, or None: then the failure stands. The two-phase rule is enforced here and nowhere else.
+"""
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from stormline.core import limits
+from stormline.core.values import Address
+from stormline.policy.resend import may_resend
+
+
+class Means(enum.StrEnum):
+    """Ways to an answer, in the order they are tried."""
+
+    LONG = "long"
+    """The long connection; the gateway asks the origin."""
+    IP_DIRECT = "ip-direct"
+    """The origin itself at an address from dispatch; certificate and SNI by name."""
+    DIRECT = "direct"
+    """The origin itself at an address from DNS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One try: by which means and, for IP direct, where.
+
+    Attributes:
+        means: the way.
+        address: the origin's address, None to let the means find one.
+        server_name: name for SNI and certificate, empty for the request's own host.
+    """
+
+    means: Means
+    address: Address | None = None
+    server_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step failed.
+
+    Attributes:
+        maybe_delivered: the request may have been processed.
+        reused: the connection it used had stood before and may just have been stale.
+        body_spent: the request's body was a stream and has been read from; it cannot be sent again.
+    """
+
+    maybe_delivered: bool
+    reused: bool = False
+    body_spent: bool = False
+
+
+class Ladder:
+    """The steps of one call. Not shared, not reusable."""
+
+    __slots__ = ("_has_key", "_last", "_method", "_steps", "_tries")
+
+    def __init__(self, steps: tuple[Step, ...], *, method: str, has_key: bool) -> None:
+        self._steps = list(steps)
+        self._method = method
+        self._has_key = has_key
+        self._last: Step | None = None
+        self._tries = 0
+
+    def next(self, outcome: Outcome | None = None) -> Step | None:
+        """Give the next step; `outcome` tells how the last one failed, None at the start."""
+        if outcome is not None:
+            if outcome.body_spent or not may_resend(
+                self._method, maybe_delivered=outcome.maybe_delivered, has_key=self._has_key
+            ):
+                return None
+            if outcome.reused and self._last is not None:
+                # The connection was stale, which says nothing of the means: once more on a fresh one.
+                step, self._last = self._last, None
+                self._tries += 1
+                return step
+        if not self._steps or self._tries >= limits.ATTEMPTS_MAX:
+            return None
+        self._tries += 1
+        self._last = self._steps.pop(0)
+        return self._last
+
+
+def plan(*, long: bool, origins: tuple[Step, ...], disabled: Collection[str], method: str, has_key: bool) -> Ladder:
+    """Lay out the steps for a request.
+
+    Args:
+        long: dispatch serves the host over the long connection, and that stands or may be tried now.
+        origins: the origin's own addresses from dispatch, as `IP_DIRECT` steps, best first.
+        disabled: means switched off by dispatch or by the caller.
+        method: HTTP method.
+        has_key: the request carries an idempotency key.
+
+    Returns:
+        The long connection, then the origin at its addresses from dispatch, then the origin by DNS. Means that are
+        absent or switched off are left out.
+    """
+    offered = (*((Step(Means.LONG),) if long else ()), *origins, Step(Means.DIRECT))
+    steps = tuple(step for step in offered if step.means not in disabled)
+    return Ladder(steps, method=method, has_key=has_key)
