@@ -159,6 +159,8 @@ STORE_QUERY_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Memory one question may use in the store."""
 STORE_CLOSE_S: Final = 1.5
 """How long a closing store waits for its threads before it leaves them to the end of the process."""
+APM_HEALTH_S: Final = 1.0
+"""How long 'the store answers' is believed before it is asked again."""
 APM_WINDOW_S_MAX: Final = 7 * 24 * 3600
 """The longest window one question may cover; what is older is for exploring with SQL."""
 APM_HOSTS_MAX: Final = 200
@@ -381,8 +383,6 @@ CALL_DEADLINE_GRACE_S: Final = 0.5
 given the time to say so."""
 DRAIN_S: Final = 1.0
 """How long a stopping gateway waits after GOAWAY for calls to end, inside `ROLE_STOP_TIMEOUT_S`."""
-CLOSE_LOOK_S: Final = 0.02
-"""How often a stopping gateway looks whether its last connections have closed."""
 CALL_RETRY_AFTER_S: Final = 1.0
 """What a caller is told to wait where something we depend on is away for the moment."""
 
@@ -438,3 +438,12 @@ ENGINE_GRACE_S: Final = 1.0
 syncs each write before it acknowledges it: a kill loses nothing that was promised."""
 PUSH_IDS_REMEMBERED: Final = 1024
 """Ids of pushes a device remembers, so that one sent again after a lost acknowledgement is not shown twice."""
+HEALTHY_TIMEOUT_S: Final = 10.0
+"""From every part's first answer to every part being well: a gateway tries for the engine every few seconds."""
+HEALTHY_PAUSE_S: Final = 0.1
+"""Pause between two looks at the parts' health while a platform starts."""
+
+REQUEST_HEAD_BYTES_MAX: Final = 32 * 1024
+"""Request line and headers of one HTTP request; beyond it 431."""
+REQUEST_HEAD_TIMEOUT_S: Final = 10.0
+"""From the start of a connection, or of a later request, to the end of its head; beyond it 408."""

@@ -48,7 +48,7 @@ def parse_address(text: str, *, default_port: int | None = None) -> Address:
         if default_port is None:
             raise errors.ConfigError(f"address {text!r}: no port")
         return Address(host, default_port)
-    if not (port_text.isascii() and port_text.isdigit() and 0 < int(port_text) < 65536):
+    if not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 5 and 0 < int(port_text) < 65536):
         raise errors.ConfigError(f"address {text!r}: port must be 1 to 65535")
     return Address(host, int(port_text))
 

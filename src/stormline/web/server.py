@@ -5,17 +5,24 @@ We bind the socket ourselves: a busy port is one clear error before anything sta
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import uvicorn
-from uvicorn._types import ASGIApplication
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stormline.core import errors, limits
 from stormline.core.values import Address
+
+_log = logging.getLogger("stormline.web")
+_LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_STOP_STEP_S: Final = 0.25
+"""How often a stopping server looks for peers that do not take their end of the connection."""
 
 
 class TlsFiles(NamedTuple):
@@ -30,6 +37,61 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the role; uvicorn would take SIGINT and SIGTERM for itself."""
         yield
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 with the bounds it lacks: the size of a request's head, and an absolute time for it.
+
+    The time runs from the first byte of a head (for the first one from the connection's start) and is not reset by
+    bytes that dribble in. Between requests uvicorn's own keep-alive time-out rules.
+    """
+
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_done()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_timer is not None:
+            # Counted in whole reads: at most one read (64 KiB) more than the bound is ever held.
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_timer is not None and self._head_bytes > limits.REQUEST_HEAD_BYTES_MAX:
+            self._refuse(_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        self._head_done()
+        if size > limits.REQUEST_HEAD_BYTES_MAX:
+            self._refuse(_LARGE)
+            raise ValueError("request head too large")
+        super().on_headers_complete()
+
+    def _expect_head(self) -> None:
+        self._head_bytes = 0
+        self._head_timer = self.loop.call_later(limits.REQUEST_HEAD_TIMEOUT_S, self._refuse, _LATE)
+
+    def _head_done(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, answer: bytes) -> None:
+        self._head_done()
+        if not self.transport.is_closing():
+            self.transport.write(answer)
+            self.transport.close()
 
 
 def bind(host: str, port: int, what: str) -> socket.socket:
@@ -51,55 +113,83 @@ def bind(host: str, port: int, what: str) -> socket.socket:
     return sock
 
 
+def _config(app: Any, tls: TlsFiles | None, what: str) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        ssl_certfile=str(tls.certificate) if tls else None,
+        ssl_keyfile=str(tls.key) if tls else None,
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=int(limits.HTTP_KEEP_ALIVE_S),
+        timeout_graceful_shutdown=int(limits.HTTP_DRAIN_S),
+        limit_concurrency=limits.HTTP_CONNECTIONS_MAX,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise errors.PlatformError(f"{what}: certificate {tls.certificate if tls else ''}: {error}") from error
+    if config.ssl is not None:
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    return config
+
+
 class HttpServer:
     """One ASGI application on one address.
 
     Use as `await server.start()` ... `await server.stop()`; both may be called once.
+
+    Args:
+        app: the ASGI application.
+        host: address to listen on.
+        port: port, 0 for a free one.
+        what: names the server in errors.
+        tls: serve HTTPS, TLS 1.3 only; None serves plain HTTP.
+
+    Raises:
+        PlatformError: the address is taken, or the certificate cannot be used.
     """
 
-    def __init__(self, app: ASGIApplication, *, host: str, port: int, what: str, tls: TlsFiles | None = None) -> None:
+    def __init__(self, app: Any, *, host: str, port: int, what: str, tls: TlsFiles | None = None) -> None:
         self._what = what
+        self._server = _Server(_config(app, tls, what))
         self._socket = bind(host, port, what)
         name = self._socket.getsockname()
         self.address = Address(name[0], name[1])
         """Where it listens; the port is the real one also where 0 was asked for."""
-        config = uvicorn.Config(
-            app,
-            ssl_certfile=str(tls.certificate) if tls else None,
-            ssl_keyfile=str(tls.key) if tls else None,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            proxy_headers=False,
-            server_header=False,
-            access_log=False,
-            log_config=None,
-            timeout_keep_alive=int(limits.HTTP_KEEP_ALIVE_S),
-            timeout_graceful_shutdown=int(limits.HTTP_DRAIN_S),
-            limit_concurrency=limits.HTTP_CONNECTIONS_MAX,
-        )
-        config.load()
-        if config.ssl is not None:
-            config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-        self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to serve.
 
         Raises:
-            PlatformError: it stopped before it had started (a bad certificate, say).
+            PlatformError: it stopped before it had started.
         """
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name=f"http {self._what}")
         while not self._server.started:
             if self._task.done():
+                self._socket.close()
                 error = self._task.exception()
                 raise errors.PlatformError(f"{self._what}: HTTP server did not start: {error}") from error
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
-        """Stop accepting, let requests in flight end for at most `limits.HTTP_DRAIN_S`, close."""
+        """Stop accepting, let requests in flight end for at most `limits.HTTP_DRAIN_S`, close.
+
+        A peer that does not take its end of the connection (idle TLS clients seldom do) is cut off.
+        """
         self._server.should_exit = True
-        if self._task is not None:
-            await self._task
+        closing: set[asyncio.BaseTransport] = set()
+        while self._task is not None and not self._task.done():
+            await asyncio.wait({self._task}, timeout=_STOP_STEP_S)
+            now = {each.transport for each in self._server.server_state.connections if each.transport.is_closing()}
+            for transport in closing & now:
+                transport.abort()  # type: ignore[attr-defined]
+            closing = set(now)
         self._socket.close()
+        if self._task is not None:
+            self._task.result()

@@ -80,7 +80,13 @@ class Welcome(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
 
 class Close(msgspec.Struct, tag=2, array_like=True, frozen=True):
-    """Last message of either side. `code` says what the receiver should do (`core.codes`)."""
+    """Last message of either side.
+
+    Attributes:
+        code: why; its range says what the receiver should do (`core.codes`).
+        reason: for people.
+        retry_after_ms: earliest next try, None where there is no advice.
+    """
 
     code: int
     reason: str = ""
@@ -112,7 +118,14 @@ class Call(msgspec.Struct, tag=3, array_like=True, frozen=True):
 
 
 class Data(msgspec.Struct, tag=4, array_like=True, frozen=True):
-    """A chunk of a call's or a reply's body; the sender is the one whose CALL or REPLY said `more`."""
+    """A chunk of a call's or a reply's body; the sender is the one whose CALL or REPLY said `more`.
+
+    Attributes:
+        id: the call.
+        body: the chunk; may be empty, to end a body.
+        end: this is the last one.
+        trailers: metadata known only at the end; read on the last chunk.
+    """
 
     id: int
     body: bytes
@@ -121,7 +134,15 @@ class Data(msgspec.Struct, tag=4, array_like=True, frozen=True):
 
 
 class Reply(msgspec.Struct, tag=5, array_like=True, frozen=True):
-    """The answer: status (HTTP status for `api`, 0 else), headers, body or its first chunk."""
+    """The answer to a call, or its beginning.
+
+    Attributes:
+        id: the call.
+        status: HTTP status for `api`, 0 else.
+        headers: metadata.
+        body: the body, or its first chunk.
+        more: DATA follows.
+    """
 
     id: int
     status: int
@@ -149,14 +170,24 @@ class Fail(msgspec.Struct, tag=6, array_like=True, frozen=True):
 
 
 class Cancel(msgspec.Struct, tag=7, array_like=True, frozen=True):
-    """The caller no longer wants the answer; no message about this call follows from it."""
+    """The caller no longer wants the answer; no message about this call follows from it.
+
+    Attributes:
+        id: the call.
+        code: why: 503 given up, 502 its deadline passed.
+    """
 
     id: int
     code: int = 503
 
 
 class Credit(msgspec.Struct, tag=8, array_like=True, frozen=True):
-    """Allows the peer `size` more body bytes on a call."""
+    """Allows the peer more body bytes on a call.
+
+    Attributes:
+        id: the call.
+        size: bytes on top of what was allowed before; at least 1.
+    """
 
     id: int
     size: int
@@ -183,19 +214,31 @@ class Push(msgspec.Struct, tag=9, array_like=True, frozen=True):
 
 
 class Ack(msgspec.Struct, tag=10, array_like=True, frozen=True):
-    """The application has taken these pushes over; client to server only."""
+    """The application has taken these pushes over; client to server only.
+
+    Attributes:
+        seqs: sequence numbers of the pushes, in any order.
+    """
 
     seqs: tuple[int, ...]
 
 
 class Ping(msgspec.Struct, tag=11, array_like=True, frozen=True):
-    """Asks for a PONG with the same number."""
+    """Asks for a PONG with the same number.
+
+    Attributes:
+        nonce: any integer.
+    """
 
     nonce: int
 
 
 class Pong(msgspec.Struct, tag=12, array_like=True, frozen=True):
-    """Answers a PING."""
+    """Answers a PING.
+
+    Attributes:
+        nonce: the number of the PING.
+    """
 
     nonce: int
 

@@ -1,0 +1,110 @@
+# Everything starts here. `make help` lists the targets.
+#   PYTHON      interpreter that makes .venv (3.11 or newer)          PYTHON=python3.12
+#   DEMO        0 leaves out the demo shop of `make up`               DEMO=0
+#   UP_ARGS     further arguments of `stormline up`                   UP_ARGS="--nats nats://127.0.0.1:4222"
+#   TEST_ARGS   further arguments of pytest                           TEST_ARGS="-x tests/unit"
+#   SOAK_S      how long `make soak` runs, in seconds                 SOAK_S=600
+#   LOCK_ARGS   further arguments of `make lock`                      LOCK_ARGS=--upgrade
+# Package indexes are the machine's own settings (environment and pip/uv configuration); no file here names one.
+
+PYTHON ?= python3
+DEMO ?= 1
+UP_ARGS ?=
+TEST_ARGS ?=
+SOAK_S ?= 600
+LOCK_ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+# What the installed state depends on; the folder is part of it because scripts in .venv hold absolute paths.
+LOCKED := requirements/tools.txt requirements/dev.txt pyproject.toml
+SYSTEM_TOOLS := chromium:chromium nft:nftables ip:iproute2
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-annotate --no-header $(LOCK_ARGS)
+
+# $(call need_command,NAME): end with one honest line where this version of stormline has no such command.
+need_command = if ! $(BIN)/stormline $(1) --help >/dev/null 2>&1; then \
+	echo "make: 'stormline $(1)' is not in this version yet (docs/features.md says what works)" >&2; exit 2; fi
+
+.PHONY: help setup system-tools up test check format docs bench lab soak lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+setup:  ## make .venv and install what the lock names (instant when nothing changed)
+	@key="$$( { pwd; cat $(LOCKED); } | sha256sum | cut -d' ' -f1)"; \
+	usable() { grep -qsF "$$PWD/.venv" .venv/bin/activate && $(BIN)/python -c '' 2>/dev/null; }; \
+	if [ "$$(cat $(STAMP) 2>/dev/null || true)" = "$$key" ] && usable; then exit 0; fi; \
+	rm -f $(STAMP); \
+	if ! usable; then \
+		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+			echo "make: $(PYTHON) is missing or older than Python 3.11; try: make PYTHON=python3.12 ..." >&2; exit 2; }; \
+		echo "setup: making .venv with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv --clear .venv || { \
+			echo "make: cannot make .venv; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }; \
+	fi; \
+	echo "setup: installing what requirements/ names"; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt; \
+	export VIRTUAL_ENV="$$PWD/.venv"; \
+	$(BIN)/uv pip sync --quiet --require-hashes requirements/tools.txt requirements/dev.txt; \
+	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .; \
+	echo "$$key" > $(STAMP)
+
+system-tools:
+	@missing=""; for pair in $(SYSTEM_TOOLS); do \
+		PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing+=" $${pair##*:}"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "system-tools: missing:$$missing (installed only as root with apt-get); going on without"; exit 0; fi; \
+	echo "system-tools: installing$$missing"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	install_missing() { apt-get install -qq -y --no-install-recommends $$missing >/dev/null; }; \
+	install_missing 2>/dev/null || { apt-get update -qq && install_missing; } \
+		|| echo "system-tools: apt-get could not install:$$missing; going on without"
+
+up: setup  ## set up and run the whole platform with the demo shop (DEMO=0: without)
+	@exec $(BIN)/stormline up $(if $(filter 0 no false,$(DEMO)),,--demo) $(UP_ARGS)
+
+test: setup system-tools  ## set up and run all tests
+	@exec $(BIN)/pytest $(TEST_ARGS)
+
+check: setup  ## format, lint, types and import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: setup  ## write the reference pages that are made from the code
+	@$(BIN)/python docs/generate.py
+
+bench: setup  ## measure this machine; results go to bench/results/
+	@$(call need_command,bench)
+	@exec $(BIN)/stormline bench
+
+lab: setup  ## run the weak-network laboratory's standard set
+	@$(call need_command,lab)
+	@exec $(BIN)/stormline lab
+
+soak: setup  ## property tests with new random inputs for SOAK_S seconds
+	@end=$$(( $$(date +%s) + $(SOAK_S) )); round=0; \
+	while [ "$$(date +%s)" -lt "$$end" ]; do \
+		round=$$(( round + 1 )); echo "soak: round $$round, $$(( end - $$(date +%s) )) s left"; \
+		$(BIN)/pytest -q --timeout=1800 --hypothesis-profile=soak --hypothesis-seed="$$RANDOM$$RANDOM" tests/property; \
+	done
+
+lock: setup  ## write requirements/*.txt anew from pyproject.toml (LOCK_ARGS=--upgrade for newer versions)
+	$(COMPILE) requirements/tools.in -o requirements/tools.txt
+	$(COMPILE) pyproject.toml --extra dev -o requirements/dev.txt
+
+clean:  ## remove .venv and all caches; the platform's state folder stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,276 @@
+"""Write the reference pages that are made from the code, so that they cannot say anything else.
+
+    .venv/bin/python docs/generate.py            write them
+    .venv/bin/python docs/generate.py --check    name the stale ones; exit 1 where there are any
+
+`tests/unit/test_house.py` holds the pages to what this script makes.
+"""
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import typer
+from rich.text import Text
+
+REFERENCE = Path(__file__).parent / "reference"
+NOTE = "<!-- Made by docs/generate.py from {source}; change that and run `make docs`. -->"
+
+
+def _page(title: str, source: str, *parts: str) -> str:
+    return "\n\n".join([NOTE.format(source=source), f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(
+        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |" for row in lines
+    )
+
+
+def _first_paragraph(text: str) -> str:
+    return inspect.cleandoc(text).partition("\n\n")[0]
+
+
+def _attributes(cls: type) -> dict[str, str]:
+    """Read the `Attributes:` section of a Google style docstring: text by name."""
+    doc = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
+    found = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", doc, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+def errors_page() -> str:
+    """Give the tree of exceptions from its docstring, and what each class carries."""
+    from stormline.core import errors
+
+    doc = inspect.cleandoc(errors.__doc__ or "")
+    lead, _, rest = doc.partition("\n\n")
+    tree, _, closing = rest.partition("\n\n")
+    classes = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.StormlineError)]
+    carried = [
+        (f"`{cls.__name__}`", f"`{name}`", text)
+        for cls in sorted(classes, key=lambda each: inspect.getsourcelines(each)[1])
+        for name, text in _attributes(cls).items()
+    ]
+    return _page(
+        "Errors",
+        "src/stormline/core/errors.py",
+        lead,
+        f"```text\n{inspect.cleandoc(tree)}\n```",
+        closing,
+        "## What they carry",
+        _table(("class", "attribute", "meaning"), carried),
+        "The numbers in `code` are listed in [codes](codes.md).",
+    )
+
+
+# -- codes ------------------------------------------------------------------------------------------------------------
+def codes_page() -> str:
+    """Give the ranges with their actions, and every code."""
+    from stormline.core import codes
+
+    rows = [(str(int(code)), f"`{codes.name(code)}`", codes.action(code).value) for code in codes.Code]
+    return _page(
+        "Codes",
+        "src/stormline/core/codes.py",
+        inspect.cleandoc(codes.__doc__ or ""),
+        "## Codes of this version",
+        _table(("code", "name", "action"), rows),
+    )
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+def _constants(source: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield line, name, source of the value and docstring of every constant.
+
+    Raises:
+        ValueError: a constant has no docstring: a bound without a reason.
+    """
+    body = ast.parse(source).body
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            match after:
+                case ast.Expr(value=ast.Constant(value=str(doc))):
+                    yield node.lineno, node.target.id, ast.unparse(node.value), doc
+                case _:
+                    raise ValueError(f"limits.{node.target.id} has no docstring with its reason")
+
+
+def limits_page() -> str:
+    """Give every bound with its value and its reason, by the section headings of the file."""
+    from stormline.core import limits
+
+    source = inspect.getsource(limits)
+    headings = [
+        (number, match[1])
+        for number, line in enumerate(source.splitlines(), 1)
+        if (match := re.fullmatch(r"# -- (.+?) -+", line))
+    ]
+    sections: dict[str, list[tuple[str, ...]]] = {title: [] for _, title in headings}
+    for line, name, text, doc in _constants(source):
+        title = next(title for number, title in reversed(headings) if number < line)
+        value = getattr(limits, name)
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.10g}" if isinstance(value, float) else text
+        sections[title].append((f"`{name}`", shown, inspect.cleandoc(doc)))
+    parts = []
+    for title, rows in sections.items():
+        parts += [f"## {title[:1].upper()}{title[1:]}", _table(("bound", "value", "what and why"), rows)]
+    return _page("Limits", "src/stormline/core/limits.py", inspect.cleandoc(limits.__doc__ or ""), *parts)
+
+
+# -- configuration ----------------------------------------------------------------------------------------------------
+def _kind(annotation: Any) -> str:
+    """Name a field's type for people."""
+    if isinstance(annotation, type):
+        return {str: "text", int: "number", bool: "true or false", float: "number"}.get(annotation, "table")
+    for part in get_args(annotation):
+        if isinstance(part, msgspec.Meta) and part.description:
+            return part.description
+    if annotation == dict[str, str]:
+        return "table of texts"
+    return " or ".join(f"`{value}`" for value in get_args(annotation))
+
+
+def _settings(section: type, prefix: str = "") -> Iterator[tuple[str, ...]]:
+    from stormline.settings import model
+
+    docs = _attributes(section)
+    for field in msgspec.structs.fields(section):
+        key = f"{prefix}{field.name}"
+        if isinstance(field.type, type) and issubclass(field.type, model.Section):
+            yield from _settings(field.type, f"{key}.")
+        elif key != "state":
+            shown = "" if field.default in ("", msgspec.NODEFAULT) else f"`{field.default}`"
+            variable = f"STORMLINE_{key.upper().replace('.', '__')}"
+            yield f"`{key}`", f"`{variable}`", _kind(field.type), shown, docs[field.name]
+
+
+CONFIGURATION_LEAD = """
+Everything has a default that works on one machine, so no file is needed. What wins: command line, then environment,
+then file, then default. A key nobody knows is an error wherever it stands.
+
+The file is `stormline.toml` in the state folder, or the one named by `--config`. A dotted key is a table in it:
+
+```toml
+host = "127.0.0.1"
+
+[ports]
+gateway = 9443
+
+[api.upstreams]
+"shop.demo" = "http://127.0.0.1:8707"
+```
+
+In the environment `.` becomes `__`; a table of texts is written as JSON.
+"""
+CONFIGURATION_OTHERS = """
+## Variables that are not settings
+
+| variable | meaning |
+| --- | --- |
+| `STORMLINE_STATE` | the state folder; else `$XDG_STATE_HOME/stormline`, else `~/.local/state/stormline` |
+| `STORMLINE_BUNDLE` | the client bundle the client commands use; else the one a platform left in the state folder |
+| `STORMLINE_CONFIG` | the configuration file; else `stormline.toml` in the state folder |
+| `STORMLINE_DEBUG` | `1` shows tracebacks of errors that are otherwise one line |
+"""
+
+
+def configuration_page() -> str:
+    """Give every setting with its variable, type, default and meaning."""
+    from stormline.settings import model
+
+    rows = list(_settings(model.Settings))
+    return _page(
+        "Configuration",
+        "src/stormline/settings/model.py",
+        CONFIGURATION_LEAD,
+        "## Settings",
+        _table(("key", "variable", "type", "default", "meaning"), rows),
+        CONFIGURATION_OTHERS,
+    )
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+def walk_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every visible command below `command` with its path, groups before their members."""
+    for name, child in sorted(getattr(command, "commands", {}).items()):
+        if not child.hidden:
+            yield (*path, name), child
+            yield from walk_commands(child, (*path, name))
+
+
+def root_command() -> Any:
+    """Give the command line as one tree."""
+    from stormline.cli.main import app
+
+    return typer.main.get_command(app)
+
+
+def _plain(text: str | None) -> str:
+    """Give a help text without its markup."""
+    return Text.from_markup(inspect.cleandoc(text or "")).plain
+
+
+def _parameters(command: Any) -> list[tuple[str, ...]]:
+    rows = []
+    for parameter in command.params:
+        if parameter.hidden or parameter.name == "help":
+            continue
+        names = parameter.opts + parameter.secondary_opts
+        if parameter.param_type_name == "argument":
+            names = [parameter.metavar or parameter.name.upper()]
+        default = parameter.default
+        shown = "required" if parameter.required else "" if default in (None, False, "", ()) else f"`{default}`"
+        rows.append((", ".join(f"`{name}`" for name in names), shown, _plain(parameter.help)))
+    return rows
+
+
+def commands_page() -> str:
+    """Give every command with its help, arguments and options."""
+    root = root_command()
+    parts = [_plain(root.help)]
+    if rows := _parameters(root):
+        parts += [_table(("option", "default", "meaning"), rows)]
+    for path, command in walk_commands(root):
+        parts += [f"## stormline {' '.join(path)}", _plain(command.help)]
+        if not getattr(command, "commands", {}) and (rows := _parameters(command)):
+            parts.append(_table(("argument or option", "default", "meaning"), rows))
+    return _page("Commands", "src/stormline/cli", *parts)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "errors.md": errors_page,
+    "codes.md": codes_page,
+    "limits.md": limits_page,
+    "configuration.md": configuration_page,
+    "commands.md": commands_page,
+}
+
+
+def main() -> int:
+    """Write or check the pages."""
+    parser = argparse.ArgumentParser(description="Write the reference pages that are made from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing, name the stale pages")
+    check = parser.parse_args().check
+    stale = []
+    for name, make in PAGES.items():
+        file = REFERENCE / name
+        text = make()
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                file.write_text(text, encoding="utf-8")
+    for name in stale:
+        sys.stdout.write(f"{'stale' if check else 'written'}: docs/reference/{name}\n")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Valid inputs to start from, made by the code that writes them; a mutation of one gets far into a parser."""
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from stormline.telemetry import report
+from stormline.telemetry.timeline import AttemptRecord, CallRecord
+from stormline.wire import bundle, frames, jws, plan, tokens
+from stormline.wire import messages as m
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+"""A key that everybody knows: signs what the fuzzer makes."""
+KID = "fuzz"
+KEYS = {KID: KEY.public_key()}
+NOW = 1_800_000_000
+APP = "shop"
+HOST = "api.example"
+
+_HELLO = m.Hello(versions=(1,), app=APP, token="t", network="cell", client="fuzz/1")
+_WELCOME = m.Welcome(version=1, session="s", device="d", heartbeat_s=60.0)
+_FROM_CLIENT: tuple[tuple[m.Message, ...], ...] = (
+    (m.Call(1, "rpc", "orders.create", body=b"{}", deadline_ms=900), m.Ping(1)),
+    (
+        m.Call(1, "api", "POST", "https://api.example/x", (("a", "b"),), b"1", True),
+        m.Data(1, b"2", True, (("t", "v"),)),
+    ),
+    (m.Call(1, "rpc", "a.b"), m.Call(3, "rpc", "a.b", more=True), m.Cancel(1), m.Data(3, b""), m.Cancel(3, 502)),
+    (m.Ack((1,)), m.Reply(2, 200, (("a", "b"),), b"x", True), m.Data(2, b"y", True), m.GoAway(200, 2)),
+    (m.Fail(2, 505, "no", 100, True), m.Credit(4, 1000), m.Pong(1), m.Close(0, "bye", 5)),
+)
+_FROM_SERVER: tuple[tuple[m.Message, ...], ...] = (
+    (m.Reply(1, 200, (("a", "b"),), b"x", True), m.Data(1, b"y"), m.Data(1, b"", True), m.Ping(9)),
+    (m.Push(1, "p1", "orders", (("a", "b"),), b"hello", NOW * 1000), m.Push(2, "p2"), m.Credit(3, 5)),
+    (m.Call(2, "session", "refresh", more=True), m.Data(2, b"x", True), m.Cancel(2), m.Fail(1, 501)),
+    (m.GoAway(200, 1, "update", 3000, 60_000), m.Reply(1, 0), m.Pong(1), m.Close(405, "twin")),
+)
+
+
+def _flight(*messages: m.Message) -> bytes:
+    return b"".join(map(frames.encode, messages))
+
+
+def from_client() -> list[bytes]:
+    """Whole conversations as a server reads them, HELLO first."""
+    return [_flight(_HELLO, *rest) for rest in _FROM_CLIENT]
+
+
+def from_server() -> list[bytes]:
+    """Whole conversations as a client reads them, WELCOME first."""
+    return [_flight(_WELCOME, *rest) for rest in _FROM_SERVER] + [_flight(m.Close(302, "no token"))]
+
+
+def frames_of_all() -> list[bytes]:
+    """Both directions."""
+    return from_client() + from_server()
+
+
+def plans() -> list[bytes]:
+    """Payloads of dispatch answers, and questions to dispatch."""
+    endpoints = (
+        plan.Endpoint(host="192.0.2.1", port=443, unit="eu", weight=10),
+        plan.Endpoint(host="2001:db8::1", port=8443, carrier=plan.Carrier.H1, server_name="a.example"),
+    )
+    whole = plan.Plan(
+        app=APP,
+        version=7,
+        issued_at=NOW,
+        expires_at=NOW + 60,
+        unit="eu",
+        hosts={HOST: plan.HostPlan(endpoints=endpoints, connect_timeout_s=1.5, deadline_s=10.0)},
+        unknown=("other.example",),
+        report=endpoints[0],
+        disabled=("long",),
+    )
+    return [
+        msgspec.json.encode(whole),
+        msgspec.json.encode(plan.PlanRequest(app=APP, hosts=(HOST, "b.example"), version=3)),
+    ]
+
+
+def signed_texts() -> list[bytes]:
+    """A device token, a plan and a text of the target's own use, all signed."""
+    token = tokens.DeviceToken(app=APP, device="d1", user="u1", iat=NOW, exp=NOW + 60)
+    texts = [
+        tokens.mint(token, key=KEY, kid=KID),
+        jws.sign(plans()[0], key=KEY, kid=KID, typ=plan.TYP),
+        jws.sign(b"payload", key=KEY, kid=KID, typ="fuzz+jws"),
+    ]
+    return [text.encode() for text in texts]
+
+
+def bundles() -> list[bytes]:
+    """Client bundle files."""
+    key = jws.SigningKey(KEY, KID).public_text
+    full = bundle.Bundle(
+        app=APP,
+        dispatch=("192.0.2.1:443", "[2001:db8::1]:8443"),
+        dispatch_name="dispatch.example",
+        dispatch_keys={KID: key, "next": key},
+        ca_pem="-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n",
+        token="a-very-secret-token",
+        preload=(HOST,),
+    )
+    small = bundle.Bundle(app=APP, dispatch=("127.0.0.1:1",), dispatch_name="d", dispatch_keys={KID: key})
+    return [bundle.encode(full), bundle.encode(small)]
+
+
+def reports() -> list[bytes]:
+    """Batches of call records."""
+    attempt = AttemptRecord(means="long", address="192.0.2.1:443", failure="reset", phase="send", maybe_delivered=True)
+    call = CallRecord(
+        call_id="c1",
+        started_at_ms=NOW * 1000,
+        method="GET",
+        host=HOST,
+        path="/x",
+        status=200,
+        ok_network=True,
+        ok_parse=False,
+        total_ms=12.5,
+        stages_ms={"send": 1.0, "body": 11.5},
+        attempts=[attempt, attempt],
+    )
+    return [
+        report.encode(report.Report(platform="linux", client="fuzz/1", dropped=3, calls=[call, call])),
+        report.encode(report.Report()),
+    ]
+
+
+def addresses() -> list[bytes]:
+    """Addresses as people write them."""
+    return [b"127.0.0.1:443", b"[2001:db8::1]:8443", b"api.example:1", b" host:65535 ", b"::1", b"[fe80::1%eth0]:5"]

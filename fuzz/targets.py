@@ -1,0 +1,202 @@
+"""One function per parser that meets bytes from outside. Each returns, or raises: then its invariant is broken.
+
+Raised are AssertionError where the text of the invariant is broken, and whatever else a parser lets out that it does
+not document.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fuzz import corpus
+from stormline.core import codes, errors, limits
+from stormline.core.values import parse_address
+from stormline.telemetry import report
+from stormline.wire import bundle, frames, jws, plan
+from stormline.wire import events as e
+from stormline.wire import messages as m
+from stormline.wire.connection import Connection
+from stormline.wire.states import Role, State
+
+
+def _messages(data: bytes, piece_bytes: int) -> tuple[list[m.Message], str]:
+    buffer = frames.FrameBuffer(limits.FRAME_BYTES_MAX)
+    found: list[m.Message] = []
+    try:
+        for at in range(0, len(data), piece_bytes):
+            buffer.feed(data[at : at + piece_bytes])
+            found += iter(buffer.next_message, None)
+            assert len(buffer) <= limits.FRAME_BYTES_MAX + frames.PREFIX_BYTES, "more than one frame is held"
+    except errors.RemoteProtocolError as error:
+        return found, str(error)
+    return found, ""
+
+
+def fuzz_frames(data: bytes) -> None:
+    """Give messages or RemoteProtocolError, the same ones however the bytes are cut; a message encodes to itself."""
+    whole = _messages(data, max(1, len(data)))
+    assert repr(_messages(data, 1)) == repr(whole), "another cut, another reading"
+    for message in whole[0]:
+        again = frames.decode_payload(frames.encode(message)[frames.PREFIX_BYTES :])
+        assert repr(again) == repr(message), "a message does not survive encoding"
+
+
+def _converse(machine: Connection, data: bytes, piece_bytes: int) -> tuple[str, str]:
+    heard: list[e.Event] = []
+    fault = ""
+    for at in range(0, len(data), piece_bytes):
+        machine.receive_data(data[at : at + piece_bytes], 1.0)
+        while True:
+            try:
+                heard += iter(machine.next_event, None)
+            except errors.RemoteProtocolError as error:
+                fault = f"{error.code}: {error}"
+            if not (machine.role is Role.SERVER and machine.state is State.GREETING):
+                break
+            machine.send_welcome(m.Welcome(1, "s", "d"))
+        assert len(machine._calls) <= 2 * limits.CALLS_IN_FLIGHT_MAX, "the table of calls has no bound"
+    said, no_fault = _messages(machine.data_to_send(), 1 << 20)
+    assert not no_fault, "the machine says what it cannot read itself"
+    if fault:
+        assert isinstance(said[-1], m.Close), "a violation without a CLOSE"
+        assert codes.action(said[-1].code) is codes.Action.STOP, "a violation with a code that invites another try"
+    if machine.state is State.CLOSED:
+        assert machine.next_timer() is None, "a timer on a closed connection"
+    else:
+        timer = machine.next_timer()
+        assert timer is None or math.isfinite(timer), "a timer that never comes"
+    for event in heard:
+        for name in ("retry_after_s", "deadline_s", "spread_s", "rtt_s"):
+            span = getattr(event, name, None)
+            assert span is None or 0 <= span < math.inf, f"{name} of {span}"
+    return repr(heard), fault
+
+
+def _fuzz_connection(make: Callable[[], Connection], data: bytes) -> None:
+    whole = _converse(make(), data, max(1, len(data)))
+    assert _converse(make(), data, 1) == whole, "another cut, another conversation"
+
+
+def _server() -> Connection:
+    return Connection(Role.SERVER, 0.0, idle_s=150.0)
+
+
+def _client() -> Connection:
+    client = Connection(Role.CLIENT, 0.0, heartbeat_s=60.0)
+    client.send_hello(m.Hello((1,), corpus.APP))
+    client.send_call("rpc", "a.b")
+    client.send_call("api", "GET", more=True)
+    client.data_to_send()
+    return client
+
+
+def fuzz_connection_server(data: bytes) -> None:
+    """A server gives events or RemoteProtocolError with a CLOSE, the same ones however the bytes are cut."""
+    _fuzz_connection(_server, data)
+
+
+def fuzz_connection_client(data: bytes) -> None:
+    """A client with calls open gives events or RemoteProtocolError with a CLOSE, the same ones however cut."""
+    _fuzz_connection(_client, data)
+
+
+_SIGNED = frozenset(corpus.signed_texts())
+
+
+def fuzz_jws(data: bytes) -> None:
+    """Nothing is taken for signed but what was signed, to the byte, and only for its own use."""
+    for typ in ("fuzz+jws", plan.TYP, "stormline-device+jwt"):
+        with contextlib.suppress(errors.SignatureError):
+            payload = jws.verify(data, keys=corpus.KEYS, typ=typ, size_max=limits.PLAN_BYTES_MAX)
+            assert data in _SIGNED, "a forged text was accepted"
+            assert jws.sign(payload, key=corpus.KEY, kid=corpus.KID, typ=typ).encode() == data, "of another use"
+
+
+def _verify_plan(text: str | bytes) -> plan.Plan | None:
+    try:
+        return plan.verify(
+            text, keys=corpus.KEYS, app=corpus.APP, hosts=[corpus.HOST], version_min=3, wall=float(corpus.NOW)
+        )
+    except errors.AnswerRejected:
+        return None
+
+
+def fuzz_plan(data: bytes) -> None:
+    """A genuine answer of any content gives a Plan that keeps the client's conditions, or AnswerRejected; never more.
+
+    A question of any content is a PlanRequest or ValueError.
+    """
+    assert _verify_plan(data) is None, "an unsigned answer was accepted"
+    found = _verify_plan(jws.sign(data, key=corpus.KEY, kid=corpus.KID, typ=plan.TYP))
+    if found is not None:
+        assert found.app == corpus.APP
+        assert found.version >= 3
+        assert found.expires_at + limits.CLOCK_SKEW_S > corpus.NOW
+        assert corpus.HOST in found.hosts or corpus.HOST in found.unknown
+        assert _verify_plan(plan.sign(found, key=corpus.KEY, kid=corpus.KID)) == found, "it does not survive signing"
+    with contextlib.suppress(ValueError):
+        plan.decode_request(data)
+
+
+def fuzz_bundle(data: bytes) -> None:
+    """A bundle file gives BundleError, or a bundle that can be used and written again and shows no token."""
+    try:
+        found = bundle.decode(data)
+    except errors.BundleError:
+        return
+    assert found.addresses()
+    assert found.dispatch_keys
+    assert bundle.decode(bundle.encode(found)) == found, "it does not survive writing"
+    assert len(found.token) < 8 or found.token not in repr(found), "the token is shown"
+
+
+def fuzz_report(data: bytes) -> None:
+    """A batch gives ValueError or a report within its bounds; what `decode` takes, `salvage` takes whole."""
+    try:
+        salvaged = report.salvage(data)
+    except ValueError:
+        salvaged = None
+    else:
+        assert len(salvaged.report.calls) + salvaged.malformed <= report.BATCH_RECORDS_MAX
+    try:
+        decoded = report.decode(data)
+    except ValueError:
+        return
+    assert salvaged is not None, "decode takes what salvage refuses"
+    assert repr(salvaged) == repr(report.Salvaged(decoded, 0)), "salvage loses records that are good"
+    assert repr(report.decode(report.encode(decoded))) == repr(decoded), "it does not survive encoding"
+
+
+def fuzz_address(data: bytes) -> None:
+    """A text gives ConfigError or a host with a port from 1 to 65535; an ordinary one survives writing."""
+    text = data.decode("utf-8", "surrogateescape")
+    for default_port in (None, 443):
+        try:
+            found = parse_address(text, default_port=default_port)
+        except errors.ConfigError:
+            continue
+        assert found.host
+        assert 0 < found.port < 65536
+        if found.host.strip() == found.host and not {"[", "]"} & set(found.host):
+            assert parse_address(str(found)) == found, "it does not survive writing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A parser under fuzzing: the function that holds its invariant, and valid inputs to start from."""
+
+    run: Callable[[bytes], None]
+    seeds: Callable[[], list[bytes]]
+
+
+TARGETS = {
+    "frames": Target(run=fuzz_frames, seeds=corpus.frames_of_all),
+    "connection_server": Target(run=fuzz_connection_server, seeds=corpus.from_client),
+    "connection_client": Target(run=fuzz_connection_client, seeds=corpus.from_server),
+    "jws": Target(run=fuzz_jws, seeds=corpus.signed_texts),
+    "plan": Target(run=fuzz_plan, seeds=corpus.plans),
+    "bundle": Target(run=fuzz_bundle, seeds=corpus.bundles),
+    "report": Target(run=fuzz_report, seeds=corpus.reports),
+    "address": Target(run=fuzz_address, seeds=corpus.addresses),
+}

@@ -1,0 +1,170 @@
+"""What an application gateway sees of the outside: who calls, the call itself, and the way down to a device.
+
+The gateway above implements `Exchange` and `Downlink`; the application gateways in this room implement `Gate`.
+"""
+
+import enum
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from stormline.wire.messages import Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose session a call came on, as its token proved.
+
+    Attributes:
+        app: application id.
+        device: device id, unique within the app.
+        user: user id, empty where nobody is logged in.
+        session: id of the session, for logs and the directory.
+    """
+
+    app: str
+    device: str
+    user: str
+    session: str
+
+
+class Exchange(Protocol):
+    """One call of a device, from the side that serves it. Independent of the connection it came on.
+
+    A gate answers either by one `reply`, or by `reply(more=True)`, any number of `send`, and `finish`. It fails by
+    raising `CallError`, also between `reply` and `finish`: then the caller sees a broken body, never a short good one.
+
+    The task that handles the call is cancelled when the caller cancels or its connection ends, and nothing sent
+    afterwards reaches anybody. All methods may be cancelled; what a cancelled `send` had not yet handed over is lost.
+    """
+
+    @property
+    def identity(self) -> Identity:
+        """Who calls."""
+        ...
+
+    @property
+    def gate(self) -> str:
+        """Name of the application gateway called."""
+        ...
+
+    @property
+    def method(self) -> str:
+        """HTTP or RPC method, unchecked."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """URL, unchecked; empty for gates that have none."""
+        ...
+
+    @property
+    def headers(self) -> Headers:
+        """The caller's headers, unchecked but bounded in number and size."""
+        ...
+
+    @property
+    def deadline(self) -> float:
+        """By when the answer must have begun, as `loop.time()`. A gate gives up by then and says what it knows."""
+        ...
+
+    @property
+    def body_deadline(self) -> float:
+        """By when it must have ended: the same where the caller named a deadline, much later where it named none."""
+        ...
+
+    def whole_body(self) -> bytes | None:
+        """Give the caller's body where it came whole with the call, None where it has to be read from `body`."""
+        ...
+
+    def body(self) -> AsyncIterator[bytes]:
+        """Give the caller's body chunk by chunk, once. Asking for the next chunk says that the last is used up, so
+        the caller may send more: a gate that does not read holds the caller back."""
+        ...
+
+    async def reply(self, status: int, headers: Headers = (), body: bytes = b"", *, more: bool = False) -> None:
+        """Begin the answer. A body beyond one chunk is cut and sent under flow control.
+
+        Raises:
+            CallError: the call has ended.
+            LocalProtocolError: a second reply, or more headers than the wire carries.
+        """
+        ...
+
+    async def send(self, chunk: bytes) -> None:
+        """Send more of the body; returns when the connection has taken it, so a slow caller holds the gate back.
+
+        Raises:
+            CallError: the call has ended.
+        """
+        ...
+
+    async def finish(self) -> None:
+        """End the body begun by `reply(more=True)`.
+
+        Raises:
+            CallError: the call has ended.
+        """
+        ...
+
+
+class Gate(Protocol):
+    """An application gateway."""
+
+    @property
+    def name(self) -> str:
+        """The gate name that calls carry."""
+        ...
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Serve one call.
+
+        Raises:
+            CallError: the answer is no. Any other exception counts as CALL_FAILED; neither touches other calls.
+        """
+        ...
+
+
+class Delivery(enum.StrEnum):
+    """What became of a push."""
+
+    ACKED = "acked"
+    """The application on the device has taken it over."""
+    OFFLINE = "offline"
+    """The device has no session. The push was not delivered, and nothing keeps it for later in this version."""
+    UNCONFIRMED = "unconfirmed"
+    """It was sent and not acknowledged in time: it may or may not have arrived."""
+    BUSY = "busy"
+    """Not sent: the device has not acknowledged earlier pushes, and no more may be under way to it."""
+    EXPIRED = "expired"
+    """Not sent: it was worthless by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A message to one device.
+
+    Attributes:
+        push_id: its own id; the same message sent again carries the same one.
+        topic: what it belongs to, empty for the device itself.
+        body: content, at most `limits.PUSH_BODY_BYTES_MAX`.
+        expires_ms: wall time after which it is worthless, milliseconds since 1970; None for never.
+    """
+
+    push_id: str
+    topic: str
+    body: bytes
+    expires_ms: int | None = None
+
+
+class Downlink(Protocol):
+    """The way to the devices whose sessions this node holds."""
+
+    def session_of(self, app: str, device: str) -> str | None:
+        """Give the id of the device's live session on this node."""
+        ...
+
+    async def push(self, app: str, device: str, push: Push) -> Delivery:
+        """Send a push and wait for its acknowledgement, at most `limits.PUSH_ACK_TIMEOUT_S`. Never raises for what
+        the device does or does not do."""
+        ...

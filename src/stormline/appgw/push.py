@@ -1,0 +1,312 @@
+"""The PUSH gateway: from a business system to the node that holds the device's session, and down to the device.
+
+`PushService` is the sender's side, on every node. `PushNode` is the receiving side: it listens on one subject for its
+node and hands pushes to the live sessions. Pushes are not stored in this version: what cannot be delivered now is
+answered `offline`.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from stormline.appgw.port import Delivery, Downlink, Push
+from stormline.core import errors, ids, limits
+from stormline.core.clock import Clock, Rng
+from stormline.engine.port import Handler, Message, Reply, Subscription, error_reply, reply_error
+
+_log = logging.getLogger("stormline.appgw")
+
+
+class Requester(Protocol):
+    """What the sender's side needs of the engine."""
+
+    async def request(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, *, timeout_s: float
+    ) -> Message:
+        """See `engine.port.Engine.request`."""
+        ...
+
+
+class Server(Protocol):
+    """What the receiving side needs of the engine."""
+
+    async def serve(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """See `engine.port.Engine.serve`."""
+        ...
+
+
+class Place(Protocol):
+    """Where a device is; `appgw.directory.Location` is one."""
+
+    @property
+    def node(self) -> str:
+        """The node that holds its session."""
+        ...
+
+    @property
+    def session(self) -> str:
+        """The session's id."""
+        ...
+
+
+class Lookup(Protocol):
+    """What the sender's side needs of the directory."""
+
+    async def lookup(self, app: str, device: str) -> Place | None:
+        """See `appgw.directory.Directory.lookup`."""
+        ...
+
+
+class _Order(msgspec.Struct, frozen=True, array_like=True):
+    """A push on its way to a node, as MessagePack. Fields are only ever added at the end, with a default."""
+
+    app: str
+    device: str
+    push_id: str
+    topic: str
+    body: bytes
+    expires_ms: int | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_orders = msgspec.msgpack.Decoder(_Order)
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """What became of a push.
+
+    Attributes:
+        delivery: the outcome.
+        push_id: the push's id, drawn by us where the sender gave none.
+        node: the node that had the device's session, empty where none had.
+    """
+
+    delivery: Delivery
+    push_id: str
+    node: str
+
+
+def subject_of(unit: str, node: str) -> str:
+    """Give the subject on which a node takes pushes."""
+    return f"u.{ids.subject_token(unit)}.node.{ids.subject_token(node)}.push"
+
+
+class PushNode:
+    """The receiving side: delivers to the sessions of this node, each push id once.
+
+    A push sent again (its sender did not hear the answer, say) is not put on the wire a second time while the first
+    may still be acknowledged on the same session, nor ever after it was: the sender gets the first one's outcome.
+    The last `limits.PUSH_RECENT_MAX` pushes are remembered.
+    """
+
+    def __init__(self, downlink: Downlink, *, unit: str, node: str, clock: Clock) -> None:
+        self._downlink = downlink
+        self._subject = subject_of(unit, node)
+        self._clock = clock
+        self._recent: OrderedDict[tuple[str, str, str], _Recent] = OrderedDict()
+        self._running: set[asyncio.Task[Delivery]] = set()
+
+    async def start(self, engine: Server) -> Subscription:
+        """Begin to take pushes of other nodes; the interest outlives losses of the engine."""
+        return await engine.serve(self._subject, self._take)
+
+    async def close(self) -> None:
+        """End the deliveries that still run."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+    async def deliver(self, app: str, device: str, push: Push) -> Delivery:
+        """Deliver to the device's session here. Cancelled, the push goes on to the device all the same."""
+        if push.expires_ms is not None and self._clock.wall() * 1000 >= push.expires_ms:
+            return Delivery.EXPIRED
+        session = self._downlink.session_of(app, device)
+        key = (app, device, push.push_id)
+        recent = self._recent.get(key)
+        if recent is None or not recent.stands(session):
+            if session is None:
+                return Delivery.OFFLINE
+            # A task of its own: the outcome must be known also where the one who asked has gone.
+            task = asyncio.create_task(self._downlink.push(app, device, push))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            recent = self._recent[key] = _Recent(session, task)
+            while len(self._recent) > limits.PUSH_RECENT_MAX:
+                self._recent.popitem(last=False)
+        self._recent.move_to_end(key)
+        return await asyncio.shield(recent.outcome)
+
+    async def _take(self, message: Message) -> Reply:
+        try:
+            order = _orders.decode(message.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return error_reply(400, f"malformed push: {error}")
+        push = Push(order.push_id, order.topic, order.body, order.expires_ms)
+        return Reply((await self.deliver(order.app, order.device, push)).value.encode())
+
+
+class _Recent:
+    """A push that was sent on a session here."""
+
+    __slots__ = ("outcome", "session")
+
+    def __init__(self, session: str, outcome: asyncio.Task[Delivery]) -> None:
+        self.session = session
+        self.outcome = outcome
+
+    def stands(self, session: str | None) -> bool:
+        """Say whether the outcome answers a repetition too: it does unless the push surely or probably never came."""
+        if not self.outcome.done():
+            return True
+        if self.outcome.cancelled() or self.outcome.exception() is not None:
+            return False
+        match self.outcome.result():
+            case Delivery.ACKED:
+                return True
+            case Delivery.UNCONFIRMED:
+                return self.session == session
+            case _:
+                return False
+
+
+class PushService:
+    """The sender's side.
+
+    Args:
+        engine: the way to other nodes.
+        directory: says where a device is.
+        local: the receiving side of this node.
+        unit: this unit.
+        node: this node.
+        clock: for expiry.
+        rng: draws ids.
+    """
+
+    def __init__(
+        self,
+        engine: Requester,
+        directory: Lookup,
+        local: PushNode,
+        *,
+        unit: str,
+        node: str,
+        clock: Clock,
+        rng: Rng,
+    ) -> None:
+        self._engine = engine
+        self._directory = directory
+        self._local = local
+        self._unit = unit
+        self._node = node
+        self._clock = clock
+        self._rng = rng
+
+    async def push(
+        self,
+        app: str,
+        device: str,
+        body: bytes,
+        *,
+        topic: str = "",
+        push_id: str = "",
+        ttl_s: float = limits.PUSH_TTL_S,
+    ) -> PushResult:
+        """Push to a device and say what became of it, at most `limits.PUSH_ACK_TIMEOUT_S` and a margin later.
+
+        Works for devices of this node also while the engine is away. Cancelled, the push may be delivered.
+
+        Args:
+            app: application id.
+            device: device id.
+            body: content.
+            topic: what it belongs to, empty for the device itself.
+            push_id: its own id; the same one again is the same push, and reaches the device once (`PushNode`).
+            ttl_s: seconds after which it is worthless.
+
+        Raises:
+            RequestRefused: `bad-request`, `too-large`; `unavailable` where the engine is away and the device not here.
+        """
+        _check(app, device, body, topic, push_id, ttl_s)
+        expires_ms = int((self._clock.wall() + ttl_s) * 1000)
+        push = Push(push_id or ids.new_id(self._rng), topic, body, expires_ms)
+        place: Place | None = None
+        for _ in range(2):  # once more where the device has moved meanwhile
+            earlier = place
+            try:
+                place = await self._directory.lookup(app, device)
+            except errors.EngineError as error:
+                return await self._without_engine(app, device, push, error)
+            if place is None or (earlier is not None and earlier.session == place.session):
+                break
+            if place.node == self._node:
+                break
+            delivery = await self._remote(place.node, app, device, push)
+            if delivery is not Delivery.OFFLINE:
+                return PushResult(delivery, push.push_id, place.node)
+        # The directory may not know yet what this node knows: a session opened a moment ago.
+        return self._result(push, await self._local.deliver(app, device, push))
+
+    async def _without_engine(self, app: str, device: str, push: Push, error: errors.EngineError) -> PushResult:
+        delivery = await self._local.deliver(app, device, push)
+        if delivery is Delivery.OFFLINE:
+            _log.info("push %s: %s", push.push_id, error)
+            raise errors.RequestRefused(
+                "unavailable",
+                "the engine is away, and the device is not on this node",
+                retry_after_s=limits.CALL_RETRY_AFTER_S,
+            ) from error
+        return self._result(push, delivery)
+
+    async def _remote(self, node: str, app: str, device: str, push: Push) -> Delivery:
+        order = _Order(app, device, push.push_id, push.topic, push.body, push.expires_ms)
+        try:
+            answer = await self._engine.request(
+                subject_of(self._unit, node),
+                _encoder.encode(order),
+                timeout_s=limits.PUSH_ACK_TIMEOUT_S + limits.PUSH_REQUEST_MARGIN_S,
+            )
+        except errors.NoResponders:
+            return Delivery.OFFLINE  # the node has died; what it held is gone
+        except errors.EngineError as error:
+            if error.maybe_delivered:
+                return Delivery.UNCONFIRMED
+            raise errors.RequestRefused(
+                "unavailable", "the engine is away", retry_after_s=limits.CALL_RETRY_AFTER_S
+            ) from error
+        problem = reply_error(answer)
+        if problem is None:
+            try:
+                return Delivery(answer.data.decode("ascii"))
+            except ValueError:
+                problem = (500, "unknown outcome")
+        _log.warning("node %s answered a push with %d %s", node, *problem)
+        return Delivery.BUSY if problem[0] == 503 else Delivery.UNCONFIRMED
+
+    def _result(self, push: Push, delivery: Delivery) -> PushResult:
+        return PushResult(delivery, push.push_id, "" if delivery is Delivery.OFFLINE else self._node)
+
+
+def _check(app: str, device: str, body: bytes, topic: str, push_id: str, ttl_s: float) -> None:
+    try:
+        for name in (app, device, *((topic,) if topic else ())):
+            ids.subject_token(name)
+    except errors.ConfigError as error:
+        raise errors.RequestRefused("bad-request", str(error)) from error
+    if len(body) > limits.PUSH_BODY_BYTES_MAX:
+        raise errors.RequestRefused(
+            "too-large", f"a push has at most {limits.PUSH_BODY_BYTES_MAX} bytes, this one has {len(body)}"
+        )
+    if len(push_id) > limits.PUSH_ID_CHARS_MAX or not (push_id.isascii() and (push_id.isprintable() or not push_id)):
+        raise errors.RequestRefused(
+            "bad-request", f"id: expected at most {limits.PUSH_ID_CHARS_MAX} printable ASCII characters"
+        )
+    if not 0 < ttl_s <= limits.PUSH_TTL_MAX_S:
+        raise errors.RequestRefused("bad-request", f"ttl_s: expected more than 0, at most {limits.PUSH_TTL_MAX_S:.0f}")

@@ -1,0 +1,235 @@
+"""One role's process: `python -m stormline.assembly.role NAME --state DIR`, started by the supervisor.
+
+It reads what the supervisor settled, runs the room's service on uvloop, writes its run file once the service answers,
+and ends on SIGTERM. Whatever ends it otherwise is one line on standard error, which is its log.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from stormline.assembly import layout
+from stormline.core import errors
+from stormline.core.clock import Clock, Rng
+from stormline.core.values import Address, Secret
+from stormline.net.clock import SystemClock, SystemRng
+from stormline.settings.model import Settings
+
+_log = logging.getLogger("stormline.assembly")
+
+
+class Context(NamedTuple):
+    """What a role's service is built from.
+
+    Attributes:
+        place: the state folder.
+        resolved: what the supervisor settled.
+        keys: keys of the HTTP APIs.
+        clock: this machine's.
+        rng: this machine's.
+        stop: set when the role shall end.
+        started: to be called once, when the service answers, with its addresses by part.
+    """
+
+    place: layout.Layout
+    resolved: layout.Resolved
+    keys: layout.Keys
+    clock: Clock
+    rng: Rng
+    stop: asyncio.Event
+    started: Callable[[Mapping[str, Address]], None]
+
+    @property
+    def settings(self) -> Settings:
+        """All settings, resolved."""
+        return self.resolved.settings
+
+    @property
+    def admin_key(self) -> Secret:
+        """Key of the operators' APIs."""
+        return Secret(self.keys.admin)
+
+    @property
+    def business_key(self) -> Secret:
+        """Key of the business API."""
+        return Secret(self.keys.business)
+
+
+Service = Callable[[Context], Awaitable[None]]
+"""A role's service: runs until `Context.stop` is set."""
+
+
+async def _dispatch(context: Context) -> None:
+    from stormline.dispatch import rules, service
+    from stormline.dispatch.config import DispatchConfig, KeyFile
+    from stormline.web.server import TlsFiles
+
+    place, settings = context.place, context.settings
+    [plan_kid], [token_kid] = context.resolved.plan_keys, context.resolved.token_keys
+    config = DispatchConfig(
+        host=settings.host,
+        port=settings.ports.dispatch,
+        tls=TlsFiles(place.certificate("dispatch"), place.certificate_key("dispatch")),
+        unit=settings.unit,
+        rules=rules.decode(place.rules.read_bytes(), where=str(place.rules)),
+        plan_key=KeyFile(place.plan_key, plan_kid),
+        token_key=KeyFile(place.token_key, token_kid),
+        admin_key=context.admin_key,
+    )
+    await service.run(
+        config,
+        clock=context.clock,
+        rng=context.rng,
+        started=lambda address: context.started({"dispatch": address}),
+        stop=context.stop,
+    )
+
+
+async def _apm(context: Context) -> None:
+    from stormline.apm import service
+    from stormline.apm.config import ApmConfig
+    from stormline.web.server import TlsFiles
+
+    place, settings = context.place, context.settings
+    config = ApmConfig(
+        host=settings.host,
+        port=settings.ports.apm,
+        tls=TlsFiles(place.certificate("apm"), place.certificate_key("apm")),
+        store_path=place.apm,
+        token_keys=context.resolved.token_keys,
+        admin_key=context.admin_key,
+    )
+    await service.run(
+        config,
+        clock=context.clock,
+        started=lambda address: context.started({"apm": address}),
+        stop=context.stop,
+    )
+
+
+async def _gateway(context: Context) -> None:
+    from stormline.assembly.prepare import core_engine
+    from stormline.gateway import server
+    from stormline.gateway.config import GatewayConfig
+    from stormline.web.server import TlsFiles
+
+    place, settings = context.place, context.settings
+    config = GatewayConfig(
+        host=settings.host,
+        port=settings.ports.gateway,
+        tls=TlsFiles(place.certificate("gateway"), place.certificate_key("gateway")),
+        unit=settings.unit,
+        apps={settings.app: context.resolved.token_keys},
+        api_upstreams=settings.api.upstreams,
+        engine=core_engine(settings),
+        admin_host=settings.host,
+        admin_port=settings.ports.admin,
+        admin_key=context.business_key,
+    )
+    await server.run(
+        config,
+        clock=context.clock,
+        rng=context.rng,
+        started=lambda address, admin: context.started({"gateway": address, "admin": admin}),
+        stop=context.stop,
+    )
+
+
+async def _console(context: Context) -> None:
+    from stormline.console import service
+    from stormline.console.config import ConsoleConfig
+
+    settings = context.settings
+    config = ConsoleConfig(
+        host=settings.host,
+        port=settings.ports.console,
+        apm_url=f"https://{Address(settings.advertised, settings.ports.apm)}",
+        apm_ca=context.place.ca,
+        admin_key=context.admin_key,
+        access_key=Secret(context.resolved.console_key),
+    )
+    await service.run(
+        config,
+        clock=context.clock,
+        started=lambda address: context.started({"console": address}),
+        stop=context.stop,
+    )
+
+
+SERVICES: Mapping[str, Service] = {"dispatch": _dispatch, "gateway": _gateway, "apm": _apm, "console": _console}
+
+
+def run(name: str, place: layout.Layout, service: Service) -> int:
+    """Be a role until SIGTERM, and give the exit code. Errors are printed, one line each."""
+    try:
+        return _run(name, place, service)
+    except ModuleNotFoundError as error:
+        return _fail(f"the package {(error.name or '').partition('.')[0]!r} is missing: install stormline[server]")
+    except (errors.StormlineError, OSError) as error:
+        return _fail(str(error))
+    except Exception as error:
+        _log.exception("%s ended by a fault", name)
+        return _fail(f"{type(error).__name__}: {error}")
+
+
+def _run(name: str, place: layout.Layout, service: Service) -> int:
+    import uvloop
+
+    resolved = layout.read(place.resolved, layout.Resolved)
+    keys = layout.read(place.keys, layout.Keys)
+    if resolved is None or keys is None:
+        raise errors.PlatformError(f"{place.state} is not prepared: roles are started by 'stormline up'")
+    logging.basicConfig(
+        level=resolved.settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+        def started(addresses: Mapping[str, Address]) -> None:
+            told = {part: str(address) for part, address in addresses.items()}
+            layout.write(place.role(name), layout.RoleRun(role=name, pid=os.getpid(), addresses=told))
+
+        context = Context(place, resolved, keys, SystemClock(), SystemRng(), stop, started)
+        try:
+            await service(context)
+        finally:
+            layout.remove(place.role(name))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"{layout.ERROR_PREFIX}{' '.join(message.split())}", file=sys.stderr, flush=True)  # noqa: T201
+    return 1
+
+
+def main(arguments: Sequence[str], services: Mapping[str, Service] = SERVICES) -> int:
+    """Run the role named on the command line.
+
+    Args:
+        arguments: `NAME --state DIR`.
+        services: the roles there are; rooms above this one bring their own.
+    """
+    parser = argparse.ArgumentParser(description="One role of a platform; started by 'stormline up'.")
+    parser.add_argument("name", choices=sorted(services))
+    parser.add_argument("--state", type=Path, required=True)
+    known = parser.parse_args(arguments)
+    return run(known.name, layout.Layout(known.state), services[known.name])
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main(sys.argv[1:]))

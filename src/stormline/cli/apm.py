@@ -1,0 +1,96 @@
+"""`stormline apm`: success and speed, as clients saw them."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stormline.cli import output
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stormline.cli.admin import AdminApi
+
+WATCH_PAUSE_S = 2.0
+"""Between two looks of `--watch`: as often as a person reads."""
+
+group = typer.Typer(help="Success and speed, as clients saw them.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.add_typer(group, name="apm", rich_help_panel="Platform")
+
+
+@group.callback()
+def _group() -> None:
+    """Success and speed, as clients saw them."""
+
+
+@group.command("top")
+def top(
+    window: Annotated[int, typer.Option("--window", metavar="S", min=1, help="Seconds to look back.")] = 300,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")] = False,
+    state: output.StateOption = None,
+    json: output.JsonFlag = False,
+) -> None:
+    """Show success rate and times by host, busiest first.
+
+    With --json and --watch: one JSON object per look.
+    """
+    from stormline.cli import admin
+
+    platform = admin.running(admin.place(output.environ(), state))
+    with admin.AdminApi(platform, "apm", platform.admin_key) as api:
+        if watch and not json:
+            _watch(api, window)
+            return
+        while True:
+            answer = _ask(api, window)
+            if json:
+                output.print_json(answer)
+            else:
+                output.console().print(_table(answer))
+            if not watch:
+                return
+            time.sleep(WATCH_PAUSE_S)
+
+
+def _ask(api: "AdminApi", window: int) -> dict[str, Any]:
+    answer: dict[str, Any] = api.call("GET", "/v1/top", query={"window_s": window})
+    return answer
+
+
+def _watch(api: "AdminApi", window: int) -> None:
+    from rich.live import Live
+
+    with Live(_table(_ask(api, window)), console=output.console(), auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_PAUSE_S)
+            live.update(_table(_ask(api, window)), refresh=True)
+
+
+def _table(answer: dict[str, Any]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"last {answer['window_s']} s", title_justify="left", box=None, pad_edge=False)
+    table.add_column("host")
+    for column in ("calls", "success", "network", "http", "parse", "p50 ms", "p95 ms", "p99 ms"):
+        table.add_column(column, justify="right")
+    table.add_column("failures")
+    for row in (*answer["hosts"], {"host": "all", **answer["total"]}):
+        shares = [_percent(row[name]) for name in ("success_pct", "network_pct", "http_pct", "parse_pct")]
+        times = [_number(row[name]) for name in ("p50_ms", "p95_ms", "p99_ms")]
+        failures = ", ".join(f"{kind} {count}" for kind, count in row["failures"].items())
+        table.add_row(escape(row["host"]), str(row["calls"]), *shares, *times, escape(failures))
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,389 @@
+"""The scheduling centre over HTTP.
+
+    POST /v1/plan           PlanRequest as JSON -> signed plan (JWS compact, application/jose)
+    GET  /v1/plan           ?app=&host=&host=   -> the same, for people with curl
+    POST /v1/devices        {"app"}             -> {"device", "token", "expires_at"}: a new device
+    POST /v1/admin/tokens   {"app", "device", "user", "life_s"}, Authorization: Bearer ADMIN_KEY -> the same
+    GET  /v1/keys           public keys as a JWK set (RFC 7517)
+    GET  /healthz           {"status": "ok", ...}
+
+Every error is `{"error": {"code", "message"}}`. Bodies are read within a bound of size and of time.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import math
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, TypeVar, cast
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stormline.core import errors, ids, limits
+from stormline.core.clock import Clock, Rng
+from stormline.core.values import Address
+from stormline.dispatch import planner
+from stormline.dispatch.config import DispatchConfig, KeyFile
+from stormline.dispatch.signer import PlanSigner, read_signing_key
+from stormline.policy.ratelimit import RateLimiter
+from stormline.web.server import HttpServer, TlsFiles
+from stormline.wire import plan as wire_plan
+from stormline.wire import strictjson, tokens
+from stormline.wire.jws import SigningKey
+from stormline.wire.plan import PlanRequest
+
+_log = logging.getLogger("stormline.dispatch")
+
+STATUS: Final = {
+    "bad-request": 400,
+    "bad-host": 400,
+    "too-many-hosts": 400,
+    "unauthorized": 401,
+    "tls-required": 403,
+    "app-unknown": 404,
+    "not-found": 404,
+    "method-not-allowed": 405,
+    "timeout": 408,
+    "too-large": 413,
+    "rate-limited": 429,
+    "internal": 500,
+    "stopping": 503,
+}
+"""HTTP status by error code."""
+
+
+class EnrolRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/devices`. The id is ours to choose: any other member is refused, not ignored."""
+
+    app: str
+
+
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/admin/tokens`.
+
+    Attributes:
+        app: application id, one the rules know.
+        device: device id.
+        user: user id, empty for nobody.
+        life_s: seconds until the token expires.
+    """
+
+    app: str
+    device: Annotated[str, msgspec.Meta(min_length=1)]
+    user: str = ""
+    life_s: Annotated[float, msgspec.Meta(ge=1, le=limits.ADMIN_TOKEN_LIFE_MAX_S)] = limits.TOKEN_LIFE_S
+
+
+class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A device and its token; `expires_at` in seconds since 1970."""
+
+    device: str
+    token: str
+    expires_at: int
+
+    def __repr__(self) -> str:
+        """Never show the token."""
+        return f"TokenAnswer(device={self.device!r}, token='***', expires_at={self.expires_at})"
+
+
+T = TypeVar("T")
+
+_enrol_decoder = msgspec.json.Decoder(EnrolRequest)
+_token_decoder = msgspec.json.Decoder(TokenRequest)
+
+
+class DispatchService:
+    """The HTTP application and its state: signed answers, enrolment rates.
+
+    One instance serves any number of listeners of one event loop.
+    """
+
+    def __init__(self, config: DispatchConfig, *, clock: Clock, rng: Rng) -> None:
+        self._config = config
+        self._rules = config.rules
+        self._clock = clock
+        self._rng = rng
+        self._plan_key = _load(config.plan_key)
+        self._token_key = _load(config.token_key)
+        self._signer = PlanSigner(self._plan_key)
+        self._enrolments = RateLimiter(
+            rate_per_s=config.enrol_rate_per_s, burst=config.enrol_burst, keys_max=limits.ENROL_ADDRESSES_MAX
+        )
+        self._admin_key = config.admin_key.reveal().encode("ascii")
+        self._reading: set[asyncio.Timeout] = set()
+        self._stopping = False
+
+    def app(self, *, trusted: bool) -> Starlette:
+        """Make the ASGI application of one listener.
+
+        Args:
+            trusted: the listener is behind TLS. False refuses all that gives out tokens.
+        """
+        enrol, mint = (self._enrol, self._mint) if trusted else (_refuse_plain, _refuse_plain)
+        app = Starlette(
+            routes=[
+                Route("/v1/plan", self._plan_post, methods=["POST"]),
+                Route("/v1/plan", self._plan_get, methods=["GET"]),
+                Route("/v1/devices", enrol, methods=["POST"]),
+                Route("/v1/admin/tokens", mint, methods=["POST"]),
+                Route("/v1/keys", self._keys, methods=["GET"]),
+                Route("/healthz", self._healthz, methods=["GET"]),
+            ],
+            exception_handlers={
+                errors.RequestRefused: _on_refused,
+                HTTPException: _on_http,
+                ClientDisconnect: _on_disconnect,
+                Exception: _on_bug,
+            },
+        )
+        # A redirect would name an address taken from the question's own Host header.
+        app.router.redirect_slashes = False
+        return app
+
+    def stop_reading(self) -> None:
+        """End the wait for bodies that are still coming, so that a stop is not held up by a slow peer."""
+        self._stopping = True
+        for timeout in self._reading:
+            if not timeout.expired():
+                timeout.reschedule(0.0)
+
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    async def _plan_post(self, request: Request) -> Response:
+        body = await self._body(request, limits.PLAN_REQUEST_BYTES_MAX)
+        try:
+            question = wire_plan.decode_request(body)
+        except ValueError as error:
+            raise errors.RequestRefused("bad-request", f"not a plan request: {error}") from error
+        return self._answer(question)
+
+    async def _plan_get(self, request: Request) -> Response:
+        if len(request.scope["query_string"]) > limits.PLAN_REQUEST_BYTES_MAX:
+            raise errors.RequestRefused("too-large", f"a query has at most {limits.PLAN_REQUEST_BYTES_MAX} bytes")
+        query = request.query_params
+        unknown = sorted(set(query) - {"app", "host"})
+        if unknown or len(query.getlist("app")) != 1:
+            raise errors.RequestRefused("bad-request", "expected ?app=APP&host=HOST, host as often as needed")
+        return self._answer(PlanRequest(app=query["app"], hosts=tuple(query.getlist("host"))))
+
+    def _answer(self, question: PlanRequest) -> Response:
+        text = self._signer.answer(question, self._rules, self._clock.wall())
+        return Response(text, media_type="application/jose", headers={"cache-control": "no-store"})
+
+    # -- devices ------------------------------------------------------------------------------------------------------
+
+    async def _enrol(self, request: Request) -> Response:
+        wait_s = self._enrolments.take(peer_key(request), self._clock.monotonic())
+        if wait_s > 0:
+            raise errors.RequestRefused("rate-limited", "too many devices from this address", retry_after_s=wait_s)
+        body = await self._body(request, limits.DISPATCH_SMALL_BODY_BYTES_MAX)
+        wanted = _decode(body, _enrol_decoder)
+        planner.check_app(wanted.app, self._rules)
+        return self._token(wanted.app, ids.new_id(self._rng), "", limits.TOKEN_LIFE_S)
+
+    async def _mint(self, request: Request) -> Response:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        genuine = hmac.compare_digest(given.strip().encode("latin-1"), self._admin_key)
+        if scheme.lower() != "bearer" or not genuine:
+            raise errors.RequestRefused("unauthorized", "the admin API needs 'Authorization: Bearer ADMIN_KEY'")
+        body = await self._body(request, limits.DISPATCH_SMALL_BODY_BYTES_MAX)
+        wanted = _decode(body, _token_decoder)
+        planner.check_app(wanted.app, self._rules)
+        for what, name in (("device", wanted.device), ("user", wanted.user)):
+            if len(name.encode()) > limits.NAME_BYTES_MAX:
+                raise errors.RequestRefused("bad-request", f"{what}: at most {limits.NAME_BYTES_MAX} bytes")
+        _log.info("admin token: app %s, device %r, life %.0f s", wanted.app, wanted.device, wanted.life_s)
+        return self._token(wanted.app, wanted.device, wanted.user, wanted.life_s)
+
+    def _token(self, app: str, device: str, user: str, life_s: float) -> Response:
+        issued_at = int(self._clock.wall())
+        claims = tokens.DeviceToken(app=app, device=device, user=user, iat=issued_at, exp=issued_at + int(life_s))
+        token = tokens.mint(claims, key=self._token_key.key, kid=self._token_key.kid)
+        return _json(TokenAnswer(device=device, token=token, expires_at=claims.exp))
+
+    # -- small ones ---------------------------------------------------------------------------------------------------
+
+    async def _keys(self, request: Request) -> Response:
+        # For operators and backends. Clients take theirs from the bundle: keys fetched from the one whose signature
+        # they are to check prove nothing.
+        return _json({"keys": [_jwk(self._plan_key, wire_plan.TYP), _jwk(self._token_key, tokens.TYP)]})
+
+    async def _healthz(self, request: Request) -> Response:
+        return _json({"status": "ok", "unit": self._rules.unit, "version": self._rules.version})
+
+    async def _body(self, request: Request, size_max: int) -> bytes:
+        """Read the body within `size_max` and `limits.REQUEST_BODY_TIMEOUT_S`.
+
+        Raises:
+            RequestRefused: `too-large`, `timeout` or `stopping`.
+        """
+        too_large = errors.RequestRefused("too-large", f"a body has at most {size_max} bytes here")
+        length = request.headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit()) or len(length) > 18 or int(length) > size_max:
+            raise too_large
+        body = bytearray()
+        timeout = asyncio.timeout(limits.REQUEST_BODY_TIMEOUT_S)
+        try:
+            async with timeout:
+                self._reading.add(timeout)
+                async for chunk in request.stream():
+                    if len(body) + len(chunk) > size_max:
+                        raise too_large
+                    body += chunk
+        except TimeoutError:
+            if self._stopping:
+                raise errors.RequestRefused("stopping", "this server is stopping", retry_after_s=1.0) from None
+            raise errors.RequestRefused("timeout", "the body did not come in time") from None
+        finally:
+            self._reading.discard(timeout)
+        return bytes(body)
+
+
+def peer_key(request: Request) -> str:
+    """Name the peer for rate bounds: its IPv4 address, or its IPv6 /64, which is what one line gets."""
+    host = request.client.host if request.client else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False))
+
+
+def _load(key: SigningKey | KeyFile) -> SigningKey:
+    return SigningKey(read_signing_key(key.path), key.kid) if isinstance(key, KeyFile) else key
+
+
+def _jwk(key: SigningKey, typ: str) -> dict[str, str]:
+    # RFC 8037 section 2; "typ" is ours: what the key signs.
+    return {
+        "kty": "OKP",
+        "crv": "Ed25519",
+        "alg": "EdDSA",
+        "use": "sig",
+        "kid": key.kid,
+        "x": key.public_text,
+        "typ": typ,
+    }
+
+
+def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    try:
+        return strictjson.decode(body, decoder)
+    except ValueError as error:
+        raise errors.RequestRefused("bad-request", f"malformed body: {error}") from error
+
+
+def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        msgspec.json.encode(value),
+        status_code=status,
+        media_type="application/json",
+        headers={"cache-control": "no-store", **(headers or {})},
+    )
+
+
+def _error(code: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    return _json({"error": {"code": code, "message": message}}, STATUS[code], headers)
+
+
+async def _refuse_plain(request: Request) -> Response:
+    raise errors.RequestRefused("tls-required", "tokens are given out over TLS only; this port is plain HTTP")
+
+
+async def _on_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.RequestRefused)  # noqa: S101  Starlette picked the handler by type
+    headers = {}
+    if error.code == "unauthorized":
+        headers["www-authenticate"] = "Bearer"
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return _error(error.code, str(error), headers)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  Starlette picked the handler by type
+    if error.status_code == 405:
+        return _error("method-not-allowed", "this path does not know the method", dict(error.headers or {}))
+    return _error("not-found", "no such path")
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return _error("bad-request", "the peer went away")  # nobody reads it
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    return _error("internal", "this request met a fault of the server; it is logged")
+
+
+def _check_tls(tls: TlsFiles) -> None:
+    # Before the port is taken, so that a bad file is one clear error. The empty password keeps OpenSSL from asking
+    # for one on the terminal.
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key, password="")
+    except OSError as error:
+        raise errors.ConfigError(f"dispatch: cannot use {tls.certificate} with key {tls.key}: {error}") from error
+
+
+async def run(
+    config: DispatchConfig,
+    *,
+    clock: Clock,
+    rng: Rng,
+    started: Callable[[Address], None],
+    stop: asyncio.Event,
+    plain_started: Callable[[Address], None] | None = None,
+) -> None:
+    """Serve until `stop` is set.
+
+    Args:
+        config: what to serve.
+        clock: time of plans, tokens and rates.
+        rng: source of device ids.
+        started: called once with the real address when requests are answered on every port.
+        stop: ends the service; it then returns within `limits.HTTP_DRAIN_S` and a little.
+        plain_started: called before `started` with the address of the plain port, where there is one.
+
+    Raises:
+        ConfigError: a key or certificate file cannot be used.
+        PlatformError: a port is taken, or the server did not start.
+
+    Cancellation stops it as `stop` does.
+    """
+    service = DispatchService(config, clock=clock, rng=rng)
+    if config.tls is not None:
+        _check_tls(config.tls)
+    servers: list[HttpServer] = []
+
+    def listen(port: int, what: str, tls: TlsFiles | None, *, trusted: bool) -> None:
+        # Starlette and uvicorn describe the same ASGI callable by types that do not match.
+        app = cast("Any", service.app(trusted=trusted))
+        servers.append(HttpServer(app, host=config.host, port=port, what=what, tls=tls))
+
+    try:
+        listen(config.port, "dispatch", config.tls, trusted=True)
+        if config.plain_port is not None:
+            listen(config.plain_port, "dispatch (plain)", None, trusted=False)
+        for server in servers:
+            await server.start()
+        if len(servers) > 1 and plain_started is not None:
+            plain_started(servers[1].address)
+        for server in servers:
+            _log.info("dispatch answers on %s", server.address)
+        started(servers[0].address)
+        await stop.wait()
+    finally:
+        service.stop_reading()
+        stops: list[Awaitable[None]] = [server.stop() for server in servers]
+        await asyncio.gather(*stops)
+    _log.info("dispatch stopped")

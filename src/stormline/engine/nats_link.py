@@ -1,0 +1,128 @@
+"""One connection to NATS, from greeting to loss: what is sent on it and who awaits an answer on it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from stormline.core import errors, limits
+
+_log = logging.getLogger("stormline.engine")
+_NO_RESPONDERS: Final = "503"
+FAILURES: Final = (nats.errors.Error, OSError, TimeoutError)
+"""What the client raises for trouble with the connection."""
+
+
+class Link:
+    """One connection's life: what is sent on it, and the requests that await their answers on it."""
+
+    def __init__(self, client: Client, inbox: str) -> None:
+        self.client = client
+        self.lost = asyncio.Event()
+        self.on_lost: set[Callable[[], None]] = set()
+        self._inbox = inbox
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._counter = 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether it stands, as far as the client knows."""
+        return self.client.is_connected and not self.lost.is_set()
+
+    async def start(self) -> None:
+        """Listen for answers: one subscription for all of them."""
+        await self.client.subscribe(f"{self._inbox}.r.*", cb=self._on_answer)
+
+    def new_inbox(self) -> str:
+        """Give a subject of our own that nobody else can guess."""
+        self._counter += 1
+        return f"{self._inbox}.w.{self._counter}"
+
+    async def sync(self) -> None:
+        """Return when the server has taken all we sent before: a message to ourselves has come back."""
+        await self.call(None, b"", None, timeout_s=limits.ENGINE_CONNECT_TIMEOUT_S)
+
+    async def send(self, subject: str, data: bytes, headers: Mapping[str, str] | None, reply: str = "") -> None:
+        """Send a message.
+
+        Raises:
+            EngineUnavailable: not connected, or too much waits to be sent.
+        """
+        if not self.connected:
+            raise errors.EngineUnavailable("engine unavailable")
+        if self.client.pending_data_size > limits.ENGINE_OUT_BYTES_MAX:
+            raise errors.EngineUnavailable("the engine does not take what we send")
+        try:
+            await self.client.publish(subject, data, reply, dict(headers) if headers else None)
+        except nats.errors.MaxPayloadError as error:
+            raise errors.ConfigError(f"the engine takes at most {self.client.max_payload} bytes") from error
+        except FAILURES as error:
+            raise errors.EngineUnavailable(f"engine unavailable: {error}") from error
+
+    async def call(
+        self, subject: str | None, data: bytes, headers: Mapping[str, str] | None, *, timeout_s: float
+    ) -> Msg:
+        """Send a request and give the first answer, as the client has it; without a subject, to ourselves.
+
+        Raises:
+            EngineUnavailable: not connected, or lost while waiting.
+            NoResponders: nobody listens.
+            EngineTimeout: no answer in time.
+        """
+        if len(self._waiting) >= limits.ENGINE_REQUESTS_MAX:
+            raise errors.EngineUnavailable("too many requests await their answers")
+        self._counter += 1
+        token = str(self._counter)
+        inbox = f"{self._inbox}.r.{token}"
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Msg] = loop.create_future()
+        # A timer and not asyncio.timeout: the client swallows a cancellation that meets it while it flushes.
+        timer = loop.call_later(timeout_s, _expire, answer, subject or "our inbox", timeout_s)
+        self._waiting[token] = answer
+        try:
+            await self.send(subject or inbox, data, headers, inbox if subject else "")
+            message = await answer
+        finally:
+            timer.cancel()
+            self._waiting.pop(token, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # seen, also where sending failed first
+        if not message.data and message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+            raise errors.NoResponders(f"nobody listens on {subject}")
+        return message
+
+    async def _on_answer(self, message: Msg) -> None:
+        answer = self._waiting.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def fail(self) -> None:
+        """Mark it lost: requests in flight fail now, watches begin anew."""
+        self.lost.set()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(errors.EngineUnavailable("engine lost while waiting", maybe_delivered=True))
+        for tell in list(self.on_lost):
+            tell()
+
+
+def _expire(answer: "asyncio.Future[Msg]", subject: str, timeout_s: float) -> None:
+    if not answer.done():
+        answer.set_exception(errors.EngineTimeout(f"no answer on {subject} within {timeout_s:g} s"))
+
+
+async def shut(client: Client) -> None:
+    """Close a client whatever state it is in: it neither hangs nor keeps its socket."""
+    try:
+        async with asyncio.timeout(limits.ENGINE_OUT_WAIT_S):
+            await client.close()
+    except FAILURES as error:
+        _log.debug("closing the engine's connection: %r", error)
+    # Where closing failed half-way the client leaves its socket open, and has no public way to close it.
+    transport = client._transport
+    if transport:
+        transport.close()  # type: ignore[no-untyped-call]

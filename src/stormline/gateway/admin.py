@@ -1,0 +1,382 @@
+"""The gateway's business API over HTTP: push to devices, see who is there. OpenAPI at `/openapi.json`.
+
+| endpoint                    | who       | what                                              |
+|-----------------------------|-----------|---------------------------------------------------|
+| `POST /v1/push`             | admin key | push to one device, wait for its acknowledgement  |
+| `GET /v1/devices/{device}`  | admin key | where the device has its session                  |
+| `GET /v1/sessions`          | admin key | sessions of this node                             |
+| `GET /healthz`              | anyone    | 200 while this process serves; the engine's state |
+
+Errors are always `{"error": {"code", "message"}}`, `code` one lower-case word with dashes; 503 carries `Retry-After`.
+"""
+
+import asyncio
+import base64
+import binascii
+import hmac
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stormline.appgw.directory import Location
+from stormline.appgw.port import Delivery, Identity
+from stormline.appgw.push import PushResult
+from stormline.core import errors, limits
+from stormline.core.errors import RequestRefused
+from stormline.core.values import Secret
+
+_log = logging.getLogger("stormline.gateway")
+
+_STATUS = {
+    "bad-request": 400,
+    "unauthorized": 401,
+    "not-found": 404,
+    "method-not-allowed": 405,
+    "timeout": 408,
+    "too-large": 413,
+    "internal": 500,
+    "unavailable": 503,
+}
+
+
+class PushRequest(BaseModel):
+    """A push to one device."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    app: str | None = Field(default=None, description="application id; may be absent where the node serves only one")
+    device: str = Field(min_length=1, description="device id")
+    topic: str = Field(default="", description="what it belongs to, empty for the device itself")
+    body: JsonValue = Field(default=None, description="content as a JSON value; sent to the device as UTF-8 JSON")
+    body_base64: str | None = Field(default=None, description="content as bytes, instead of `body`")
+    id: str = Field(
+        default="",
+        max_length=limits.PUSH_ID_CHARS_MAX,
+        description="the push's own id: the same one again reaches the device once; drawn where absent",
+    )
+    ttl_s: float = Field(
+        default=limits.PUSH_TTL_S,
+        gt=0,
+        le=limits.PUSH_TTL_MAX_S,
+        description="seconds after which the push is worthless",
+    )
+
+
+class PushAnswer(BaseModel):
+    """What became of a push."""
+
+    state: Delivery = Field(
+        description="`acked`: the application took it over; `offline`: no session, not kept for later; `unconfirmed`: "
+        "sent, not acknowledged in time, may have arrived; `busy`: not sent, the device has too many open; `expired`"
+    )
+    id: str
+    node: str = Field(description="the node that had the device's session, empty where none had")
+
+
+class DeviceAnswer(BaseModel):
+    """Where a device is."""
+
+    app: str
+    device: str
+    online: bool
+    node: str = ""
+    session: str = ""
+
+
+class SessionAnswer(BaseModel):
+    """One live session of this node."""
+
+    app: str
+    device: str
+    user: str
+    session: str
+    peer: str
+    calls: int = Field(description="calls in progress")
+
+
+class SessionsAnswer(BaseModel):
+    """Live sessions of this node."""
+
+    node: str
+    count: int = Field(description="all sessions, also those not listed")
+    connections: int = Field(description="open connections, also those that are no session yet")
+    calls: int = Field(description="calls in progress")
+    sessions: list[SessionAnswer]
+
+
+class HealthAnswer(BaseModel):
+    """How the node is."""
+
+    status: Literal["ok"]
+    node: str
+    unit: str
+    engine: Literal["connected", "unavailable"]
+    sessions: int
+
+
+class ErrorBody(BaseModel):
+    """Why not."""
+
+    code: str
+    message: str
+
+
+class ErrorAnswer(BaseModel):
+    """The form of every error."""
+
+    error: ErrorBody
+
+
+class SessionView(Protocol):
+    """What is shown of a session."""
+
+    @property
+    def identity(self) -> Identity:
+        """Whose it is."""
+        ...
+
+    @property
+    def peer(self) -> str:
+        """Where it comes from."""
+        ...
+
+    @property
+    def calls_open(self) -> int:
+        """Calls in progress."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminView:
+    """What the API works on.
+
+    Attributes:
+        key: bearer key.
+        node: this node.
+        unit: this unit.
+        apps: apps served here.
+        push: see `appgw.push.PushService.push`.
+        lookup: see `appgw.directory.Directory.lookup`.
+        sessions: gives the live sessions of this node.
+        counts: gives sessions, connections and calls.
+        engine_connected: says whether the engine is there.
+    """
+
+    key: Secret
+    node: str
+    unit: str
+    apps: tuple[str, ...]
+    push: Callable[..., Awaitable[PushResult]]
+    lookup: Callable[[str, str], Awaitable[Location | None]]
+    sessions: Callable[[], Iterator[SessionView]]
+    counts: Callable[[], tuple[int, int, int]]
+    engine_connected: Callable[[], bool]
+
+
+def make_app(view: AdminView) -> FastAPI:
+    """Make the ASGI application."""
+    app = FastAPI(
+        title="stormline gateway",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        responses={"default": {"model": ErrorAnswer}},
+    )
+    bearer = HTTPBearer(auto_error=False, description="the business key")
+
+    async def authorise(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+        key = given.credentials if given is not None else ""
+        if not hmac.compare_digest(key.encode("utf-8", "replace"), view.key.reveal().encode()):
+            raise RequestRefused("unauthorized", "expected Authorization: Bearer <business key>")
+
+    def app_of(app_id: str | None) -> str:
+        if app_id is None:
+            if len(view.apps) != 1:
+                raise RequestRefused("bad-request", "app: this node serves several, name one")
+            return view.apps[0]
+        if app_id not in view.apps:
+            raise RequestRefused("not-found", f"app {app_id[:64]!r} is not served here")
+        return app_id
+
+    locked = [Depends(authorise)]
+
+    @app.post("/v1/push", dependencies=locked)
+    async def push(order: PushRequest) -> PushAnswer:
+        """Push to one device and wait for what becomes of it."""
+        result = await view.push(
+            app_of(order.app),
+            order.device,
+            _content(order),
+            topic=order.topic,
+            push_id=order.id,
+            ttl_s=order.ttl_s,
+        )
+        return PushAnswer(state=result.delivery, id=result.push_id, node=result.node)
+
+    @app.get("/v1/devices/{device:path}", dependencies=locked)
+    async def presence(device: str, app: str | None = None) -> DeviceAnswer:
+        """Say where a device has its session. A session opened a moment ago may not be known yet."""
+        app_id = app_of(app)
+        try:
+            place = await view.lookup(app_id, device)
+        except errors.EngineError as error:
+            raise RequestRefused(
+                "unavailable", "the engine is away", retry_after_s=limits.CALL_RETRY_AFTER_S
+            ) from error
+        except errors.ConfigError as error:
+            raise RequestRefused("bad-request", str(error)) from error
+        if place is None:
+            return DeviceAnswer(app=app_id, device=device, online=False)
+        return DeviceAnswer(app=app_id, device=device, online=True, node=place.node, session=place.session)
+
+    @app.get("/v1/sessions", dependencies=locked)
+    async def sessions(
+        limit: Annotated[int, Query(ge=0, le=limits.ADMIN_SESSIONS_LISTED_MAX)] = limits.ADMIN_SESSIONS_LISTED_MAX,
+    ) -> SessionsAnswer:
+        """Count and list the live sessions of this node, oldest first."""
+        count, connections, calls = view.counts()
+        return SessionsAnswer(
+            node=view.node,
+            count=count,
+            connections=connections,
+            calls=calls,
+            sessions=[_session(one) for one in islice(view.sessions(), limit)],
+        )
+
+    @app.get("/healthz")
+    async def healthz() -> HealthAnswer:
+        """Say that this node serves, and whether it has its engine. Without one it still serves what needs none."""
+        engine: Literal["connected", "unavailable"] = "connected" if view.engine_connected() else "unavailable"
+        return HealthAnswer(status="ok", node=view.node, unit=view.unit, engine=engine, sessions=view.counts()[0])
+
+    _handle_errors(app)
+    app.add_middleware(_BoundedBody)
+    return app
+
+
+def _session(session: SessionView) -> SessionAnswer:
+    who = session.identity
+    return SessionAnswer(
+        app=who.app,
+        device=who.device,
+        user=who.user,
+        session=who.session,
+        peer=session.peer,
+        calls=session.calls_open,
+    )
+
+
+def _content(order: PushRequest) -> bytes:
+    given = order.model_fields_set
+    if ("body" in given) == ("body_base64" in given):
+        raise RequestRefused("bad-request", "expected exactly one of body and body_base64")
+    if order.body_base64 is None:
+        try:
+            return msgspec.json.encode(order.body)
+        except (UnicodeEncodeError, RecursionError, OverflowError) as error:
+            raise RequestRefused("bad-request", f"body: {error}") from error
+    try:
+        return base64.b64decode(order.body_base64, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestRefused("bad-request", f"body_base64: {error}") from error
+
+
+def _error(code: str, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> JSONResponse:
+    headers = {}
+    if retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(retry_after_s))
+    status = status or _STATUS[code]
+    if status == 401:
+        headers["www-authenticate"] = 'Bearer realm="stormline"'
+    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.exception_handler(RequestRefused)
+    async def refused(_: Request, error: RequestRefused) -> Response:
+        return _error(error.code, str(error), retry_after_s=error.retry_after_s)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        # Where and what, never the value: it may be somebody's message.
+        found = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()[:8]]
+        return _error("bad-request", "; ".join(found)[: limits.REASON_CHARS_MAX])
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> Response:
+        code = next((code for code, status in _STATUS.items() if status == error.status_code), "bad-request")
+        return _error(code, str(error.detail), status=error.status_code)
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> Response:  # Starlette logs it, by raising it on
+        return _error("internal", "internal error")
+
+
+class _BoundedBody:
+    """ASGI middleware: takes a request's body whole, within a bound of size and time, before anything else sees it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal: JSONResponse | None = None
+        body = b""
+        try:
+            async with asyncio.timeout(limits.ADMIN_BODY_TIMEOUT_S):
+                body = await _read(receive)
+        except _Gone:
+            return
+        except _TooLarge:
+            refusal = _error("too-large", f"a request has at most {limits.ADMIN_BODY_BYTES_MAX} bytes")
+        except TimeoutError:
+            refusal = _error("timeout", "the request did not come whole in time")
+        if refusal is not None:
+            refusal.headers["connection"] = "close"  # the rest is not worth reading
+            await refusal(scope, receive, send)
+            return
+        given = False
+
+        async def replay() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+
+class _Gone(Exception):
+    """The client left before its request was whole."""
+
+
+class _TooLarge(Exception):
+    """The request has more than it may."""
+
+
+async def _read(receive: Receive) -> bytes:
+    body = bytearray()
+    while True:
+        message: dict[str, Any] = dict(await receive())
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        body += message.get("body", b"")
+        if len(body) > limits.ADMIN_BODY_BYTES_MAX:
+            raise _TooLarge
+        if not message.get("more_body", False):
+            return bytes(body)

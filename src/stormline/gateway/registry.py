@@ -1,0 +1,69 @@
+"""The live sessions of this node, and the way down to them."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from stormline.appgw.port import Delivery, Identity, Push
+from stormline.core.codes import Code
+
+
+class LiveSession(Protocol):
+    """A session that has been welcomed."""
+
+    @property
+    def identity(self) -> Identity:
+        """Whose it is."""
+        ...
+
+    async def push(self, push: Push) -> Delivery:
+        """Send a push and wait for its acknowledgement."""
+        ...
+
+    def close(self, code: Code, reason: str) -> None:
+        """End it with a CLOSE."""
+        ...
+
+
+class Registry:
+    """Sessions by app and device: one each, the newest. `appgw.port.Downlink` of this node."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[tuple[str, str], LiveSession] = {}
+
+    def __len__(self) -> int:
+        """How many devices have a session here."""
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[LiveSession]:
+        """Give the sessions, oldest first; do not add or remove meanwhile."""
+        return iter(self._sessions.values())
+
+    def add(self, session: LiveSession) -> None:
+        """Take a session in. An earlier one of the same device is closed with REPLACED."""
+        key = (session.identity.app, session.identity.device)
+        earlier = self._sessions.pop(key, None)
+        self._sessions[key] = session
+        if earlier is not None:
+            earlier.close(Code.REPLACED, "the device has a newer session")
+
+    def remove(self, session: LiveSession) -> bool:
+        """Take a session out; give False where it had been replaced before."""
+        key = (session.identity.app, session.identity.device)
+        if self._sessions.get(key) is not session:
+            return False
+        del self._sessions[key]
+        return True
+
+    def get(self, app: str, device: str) -> LiveSession | None:
+        """Give the device's session, None where it has none here."""
+        return self._sessions.get((app, device))
+
+    def session_of(self, app: str, device: str) -> str | None:
+        """See `appgw.port.Downlink.session_of`."""
+        session = self._sessions.get((app, device))
+        return None if session is None else session.identity.session
+
+    async def push(self, app: str, device: str, push: Push) -> Delivery:
+        """See `appgw.port.Downlink.push`."""
+        session = self._sessions.get((app, device))
+        return Delivery.OFFLINE if session is None else await session.push(push)

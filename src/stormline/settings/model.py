@@ -1,0 +1,104 @@
+"""What can be set: one frozen object, a section per room. `settings.load` fills it from file and environment.
+
+Every field has a default that works on one machine, so an empty file is a whole configuration.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535, description="a port, 0 to 65535 (0: a free one)")]
+"""A TCP port; 0 asks for a free one."""
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section: frozen, and an unknown key is an error, never ignored."""
+
+
+class Ports(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where each part listens.
+
+    Attributes:
+        dispatch: the scheduling centre, HTTPS.
+        gateway: long connections, TLS.
+        admin: the gateway's business API (pushes, calls into devices), HTTP.
+        apm: telemetry reports and queries, HTTPS.
+        console: the operator's pages, HTTP.
+        nats: the embedded engine; unused where `nats.url` names an external one.
+        shop: the demo's upstream, HTTP.
+    """
+
+    dispatch: Port = 8701
+    gateway: Port = 8702
+    admin: Port = 8703
+    apm: Port = 8704
+    console: Port = 8705
+    nats: Port = 8706
+    shop: Port = 8707
+
+
+class Nats(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An external engine.
+
+    Attributes:
+        url: `nats://host:port`, several with commas; empty for the embedded server.
+        core_user: user of the CORE account (rules, directory, sync, push).
+        core_password: its password.
+        biz_user: user of the BIZ account (business RPC only).
+        biz_password: its password.
+    """
+
+    url: str = ""
+    core_user: str = ""
+    core_password: str = ""
+    biz_user: str = ""
+    biz_password: str = ""
+
+    def __repr__(self) -> str:
+        """Show where, never the passwords; a URL could hold one too."""
+        return f"Nats(url={'***' if '@' in self.url else self.url!r}, core_user={self.core_user!r})"
+
+
+class Api(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The API application gateway.
+
+    Attributes:
+        upstreams: origin by host name, `http(s)://ip:port`. An address, so that the name a client asked for never
+            decides where the gateway connects.
+    """
+
+    upstreams: dict[str, str] = {}
+
+
+class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything, resolved.
+
+    Attributes:
+        state: the state folder, absolute; chosen by `--state` or `STORMLINE_STATE`, not in the file, which lies in it.
+        host: IP address every part listens on. Loopback by default: nothing of a new platform is open to a network.
+        advertise: IP address under which clients reach this machine; empty: the same as `host`. Needed where `host` is
+            0.0.0.0 or ::, which nobody can connect to.
+        unit: name of this unit (a deployment that can serve alone).
+        app: application id that tokens and plans are for.
+        log_level: least severe level that reaches the logs.
+        ports: where each part listens.
+        nats: an external engine.
+        api: the API application gateway.
+    """
+
+    state: str
+    host: str = "127.0.0.1"
+    advertise: str = ""
+    unit: str = "u1"
+    app: str = "demo"
+    log_level: LogLevel = "info"
+    ports: Ports = Ports()
+    nats: Nats = Nats()
+    api: Api = Api()
+
+    @property
+    def advertised(self) -> str:
+        """IP address that plans and the bundle name."""
+        return self.advertise or self.host

@@ -1,0 +1,118 @@
+"""A real nats-server and the memory broker behind one face, so that one suite runs on both."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from stormline.engine.memory import MemoryBroker, MemoryEngine
+from stormline.engine.nats import connect
+from stormline.engine.port import Engine
+from stormline.engine.server import RunningServer, start_server
+from stormline.net.clock import SystemRng
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+async def eventually(condition: Callable[[], bool], wait_s: float = 15.0) -> None:
+    async with asyncio.timeout(wait_s):
+        while not condition():  # noqa: ASYNC110 - the other side is another process
+            await asyncio.sleep(0.01)
+
+
+class Platform(Protocol):
+    """What the conformance suite needs of a version of the engine."""
+
+    async def engine(self) -> Engine: ...
+
+    async def cut(self) -> None: ...
+
+    async def heal(self) -> None: ...
+
+
+class MemoryPlatform:
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.engines: list[MemoryEngine] = []
+
+    async def engine(self) -> Engine:
+        self.engines.append(MemoryEngine(self.broker))
+        return self.engines[-1]
+
+    async def cut(self) -> None:
+        self.broker.cut()
+
+    async def heal(self) -> None:
+        self.broker.heal(restarted=True)
+
+    async def close(self) -> None:
+        for engine in self.engines:
+            await engine.close()
+
+
+class NatsPlatform:
+    def __init__(self, state_dir: Path, server: RunningServer, port: int) -> None:
+        self.state_dir = state_dir
+        self.server = server
+        self.port = port
+        self.engines: list[Engine] = []
+
+    async def engine(self) -> Engine:
+        self.engines.append(await connect(self.server.core, rng=SystemRng()))
+        return self.engines[-1]
+
+    async def cut(self) -> None:
+        await self.server.child.stop(0.0)
+        await eventually(lambda: not any(engine.connected for engine in self.engines))
+
+    async def heal(self) -> None:
+        self.server = await start_server(self.state_dir, rng=SystemRng(), port=self.port)
+        await eventually(lambda: all(engine.connected for engine in self.engines))
+
+    async def close(self) -> None:
+        for engine in self.engines:
+            await engine.close()
+        await self.server.stop()
+
+
+@pytest.fixture(name="platform", params=["memory", "nats"])
+async def _platform(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MemoryPlatform | NatsPlatform]:
+    """Give one version of the engine."""
+    if request.param == "memory":
+        memory = MemoryPlatform()
+        yield memory
+        await memory.close()
+    else:
+        port = free_port()
+        nats = NatsPlatform(tmp_path, await start_server(tmp_path, rng=SystemRng(), port=port), port)
+        yield nats
+        await nats.close()
+        assert nats.server.child.returncode is not None
+
+
+@pytest.fixture(name="server")
+async def _server(tmp_path: Path) -> AsyncIterator[RunningServer]:
+    """Give a running embedded server."""
+    server = await start_server(tmp_path / "engine", rng=SystemRng(), port=free_port())
+    yield server
+    await server.stop()
+
+
+@pytest.fixture(name="free_port")
+def _free_port() -> Callable[[], int]:
+    """Give what finds a free port."""
+    return free_port
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[..., Awaitable[None]]:
+    """Give what waits for another process."""
+    return eventually

@@ -1,0 +1,80 @@
+"""The HTTP server of the roles: what it bounds, and how it starts and stops."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from stormline.core import errors, limits
+from stormline.web.server import HttpServer, TlsFiles
+
+pytestmark = pytest.mark.loopback
+
+
+async def _app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture(name="server")
+async def _server() -> AsyncIterator[HttpServer]:
+    server = HttpServer(_app, host="127.0.0.1", port=0, what="test")
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def _ask(server: HttpServer, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(*server.address)
+    try:
+        writer.write(data)
+        return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_server_port_zero_gives_a_free_port_and_answers(server: HttpServer) -> None:
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"http://{server.address}/")).text == "ok"
+
+
+async def test_server_busy_port_is_one_error_naming_part_and_address(server: HttpServer) -> None:
+    with pytest.raises(errors.PlatformError, match=rf"dispatch: cannot listen on {server.address}: Address already"):
+        HttpServer(_app, host="127.0.0.1", port=server.address.port, what="dispatch")
+
+
+async def test_server_bad_certificate_is_refused_before_the_port_is_taken(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.pem"
+    bad.write_text("no certificate")
+    with pytest.raises(errors.PlatformError, match="certificate"):
+        HttpServer(_app, host="127.0.0.1", port=0, what="test", tls=TlsFiles(bad, bad))
+
+
+@pytest.mark.parametrize("tail", [b"", b"\r\n"], ids=["head unfinished", "head finished"])
+async def test_server_head_over_the_bound_is_answered_431_and_closed(server: HttpServer, tail: bytes) -> None:
+    head = b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * (limits.REQUEST_HEAD_BYTES_MAX + 1) + b"\r\n" + tail
+    assert (await _ask(server, head)).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("start", [b"", b"GET / HT"], ids=["silent", "half a head"])
+async def test_server_head_that_does_not_come_is_answered_408_and_closed(
+    monkeypatch: pytest.MonkeyPatch, server: HttpServer, start: bytes
+) -> None:
+    monkeypatch.setattr(limits, "REQUEST_HEAD_TIMEOUT_S", 0.05)
+    assert (await _ask(server, start)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_server_keep_alive_serves_several_heads_each_with_its_own_bound(server: HttpServer) -> None:
+    request = b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * (limits.REQUEST_HEAD_BYTES_MAX // 2) + b"\r\n\r\n"
+    reader, writer = await asyncio.open_connection(*server.address)
+    for _ in range(5):
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert await reader.readexactly(2) == b"ok"
+    writer.close()
+    await writer.wait_closed()
