@@ -49,6 +49,7 @@ setup:  ## make .venv and install what the lock names (instant when nothing chan
 			echo "make: cannot make .venv; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }; \
 	fi; \
 	echo "setup: installing what requirements/ names"; \
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt; \
 	export VIRTUAL_ENV="$$PWD/.venv"; \
 	$(BIN)/uv pip sync --quiet --require-hashes requirements/tools.txt requirements/dev.txt; \
@@ -85,6 +86,7 @@ format: setup  ## rewrite the sources in the house format
 
 docs: setup  ## write the reference pages that are made from the code
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/make_protocol.py
 
 bench: setup  ## measure this machine; results go to bench/results/
 	@$(call need_command,bench)

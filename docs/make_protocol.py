@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -58,7 +59,7 @@ def _upper(kind: type) -> str:
     return kind.__name__.upper()
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)
 
@@ -82,7 +83,7 @@ def _default(value: Any) -> str:
     return "`[]`" if value == () else "empty" if value in ("", b"") else f"`{json.dumps(value)}`"
 
 
-def meanings(kind: type[m.Message]) -> dict[str, str]:
+def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Give what a message's docstring says of each field."""
     doc = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
     found = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", doc, re.MULTILINE)

@@ -7,6 +7,7 @@ python -m fuzz NAME --atheris [FLAGS...]         hand the target to atheris, fla
 
 import argparse
 import hashlib
+import importlib
 import itertools
 import sys
 import tempfile
@@ -60,7 +61,7 @@ def run(name: str, target: Target, *, seconds: float, seed: int, folder: Path) -
 
 def _run_atheris(target: Target, flags: list[str]) -> int:
     try:
-        import atheris  # type: ignore[import-not-found]  # optional, not a dependency
+        atheris = importlib.import_module("atheris")  # optional, not a dependency
     except ImportError:
         sys.stderr.write("atheris is not installed; leave --atheris out for the built-in mutations\n")
         return 2

@@ -144,9 +144,12 @@ class TestApmTop:
             stderr=subprocess.PIPE,
             text=True,
         ) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            assert process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
-            assert process.stderr.read() == ""
+            try:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                assert process.stdout.readline()
+                process.send_signal(signal.SIGINT)
+                assert process.wait(10) == 130
+                assert process.stderr.read() == ""
+            finally:
+                process.kill()

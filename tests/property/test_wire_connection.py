@@ -152,6 +152,11 @@ class Talk(RuleBasedStateMachine):
             machine.send_cancel(call_id)
             self._end(role, call_id, "cancel")
 
+    @rule(role=st.sampled_from(Role), pick=st.integers(0, 99), chunks=st.integers(1, 20))
+    def stream(self, role: Role, pick: int, chunks: int) -> None:
+        for _ in range(chunks):
+            self.data(role, pick, limits.CHUNK_BYTES_MAX, False)
+
     @rule(role=st.sampled_from(Role), pick=st.integers(0, 99), size=st.integers(0, 16384), end=st.booleans())
     def data(self, role: Role, pick: int, size: int, end: bool) -> None:
         machine = self.pair.side(role)
@@ -169,7 +174,7 @@ class Talk(RuleBasedStateMachine):
         if end and caller is not role:
             del self.asked[role][call_id]
 
-    @rule(role=st.sampled_from(Role), pick=st.integers(0, 99), part=st.floats(0, 1))
+    @rule(role=st.sampled_from(Role), pick=st.integers(0, 99), part=st.sampled_from([1.0, 0.6, 0.01]))
     def consume(self, role: Role, pick: int, part: float) -> None:
         machine = self.pair.side(role)
         receiving = [(call_id, call) for call_id, call in machine._calls.items() if call.receiving]

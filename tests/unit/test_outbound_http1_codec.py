@@ -96,8 +96,8 @@ def test_encode_what_breaks_out_of_its_place_is_refused(request_):
 
 
 def test_request_repr_shows_no_credentials():
-    shown = repr(_request(target=b"/?key=hunter2", headers=[(b"Authorization", b"hunter2")], body=b"hunter2"))
-    assert "hunter2" not in shown
+    request = _request("POST", target=b"/?key=hunter2", headers=[(b"Authorization", b"hunter2")], body=b"hunter2")
+    assert "hunter2" not in repr(request) + repr(encode(request))
 
 
 def _read(data, *, is_head=False, eof=False):
@@ -127,8 +127,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
         (b"HTTP/1.1 999\r\nContent-Length: 0\r\n\r\n", 999, b"", True),
         (OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1;x=\"y\"\r\nc\r\n0\r\n\r\n", 200, b"abc", True),
         (OK + b"Transfer-Encoding: Chunked\r\n\r\n0\r\nX: y\r\n\r\n", 200, b"", True),
-        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\na", 200,
-         b"a", True),
+        (b"HTTP/1.1 100 C\r\n\r\nHTTP/1.1 103 E\r\nA: b\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\na", 200, b"a", True),
         # more than the answer: it stands, and the connection is done with
         (OK + b"Content-Length: 2\r\n\r\nabc", 200, b"ab", False),
         (OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n", 200, b"a", False),
@@ -232,6 +231,7 @@ def test_reader_what_breaks_http_is_a_violation(data):
 @pytest.mark.parametrize("endless", [b"1;" + b"x" * 4096, b"0\r\nA: " + b"x" * 4096])
 def test_reader_extensions_or_trailers_without_end_are_a_violation(endless):
     reader, _ = _read(OK + b"Transfer-Encoding: chunked\r\n\r\n" + endless)
+    for _ in range(limits.HTTP_HEAD_BYTES_MAX // 4096 - 2):
+        reader.receive_data(b"x" * 4096)
     with pytest.raises(errors.ProtocolViolation):
-        for _ in range(limits.HTTP_HEAD_BYTES_MAX // 4096 + 1):
-            reader.receive_data(b"x" * 4096)
+        reader.receive_data(b"x" * 8192)

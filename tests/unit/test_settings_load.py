@@ -60,6 +60,16 @@ class TestSources:
         settings = load.load({}, state=tmp_path, file=other)
         assert (settings.unit, settings.app) == ("u1", "shop")
 
+    def test_load_file_named_by_the_environment_is_read_unless_another_is_given(self, tmp_path: Path) -> None:
+        named, given = tmp_path / "named.toml", tmp_path / "given.toml"
+        named.write_text('app = "named"')
+        given.write_text('app = "given"')
+        env = {"STORMLINE_CONFIG": str(named)}
+        assert load.load(env, state=tmp_path).app == "named"
+        assert load.load(env, state=tmp_path, file=given).app == "given"
+        with pytest.raises(errors.ConfigError, match="no such file"):
+            load.load({"STORMLINE_CONFIG": str(tmp_path / "none.toml")}, state=tmp_path)
+
     def test_load_environment_wins_over_file(self, tmp_path: Path) -> None:
         settings = _load(tmp_path, "[ports]\ngateway = 9000\napm = 9001\n", {"STORMLINE_PORTS__GATEWAY": "9100"})
         assert (settings.ports.gateway, settings.ports.apm) == (9100, 9001)

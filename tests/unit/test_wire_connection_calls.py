@@ -371,6 +371,19 @@ def test_consume_of_half_a_window_grants_it_again():
     assert pair.client.credit(call_id) == half
 
 
+def test_body_longer_than_many_windows_flows_where_it_is_consumed():
+    pair = open_pair()
+    call_id = open_call(pair, more=True)
+    for _ in range(8):
+        spend(pair, call_id)
+        for event in pair.pump().server:
+            pair.server.consume(call_id, len(event.body))
+        pair.pump()
+        assert pair.client.credit(call_id) == limits.CREDIT_BYTES
+    pair.client.send_data(call_id, b"", end=True)
+    assert pair.pump().server[-1].end
+
+
 def test_consume_counts_the_bytes_of_the_first_message():
     pair = open_pair()
     call_id = pair.client.send_call("rpc", "a.b", body=CHUNK, more=True)
@@ -436,8 +449,10 @@ def test_push_with_everything_arrives_and_its_acknowledgement_comes_back_once():
     assert pair.server.send_push("p1", b"\x00x", topic="orders", headers=(("a", "b"),), expires_ms=5) == 1
     assert pair.pump().client == [e.PushReceived(1, "p1", "orders", (("a", "b"),), b"\x00x", 5)]
     pair.client.send_ack(1)
+    size = pair.client.queued_bytes
     pair.client.send_ack(1)
     pair.client.send_ack(7)  # never came
+    assert pair.client.queued_bytes == size
     assert pair.pump().server == [e.PushAcked((1,))]
 
 

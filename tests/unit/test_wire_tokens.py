@@ -7,6 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stormline.core import errors, limits
+from stormline.core.codes import Action, Code, action
 from stormline.wire import jws, plan, tokens
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -52,13 +53,15 @@ def test_token_is_good_in_its_time_only(wall: float, good: bool) -> None:
     if good:
         assert check(text, wall) == TOKEN
     else:
-        with pytest.raises(errors.ExpiredError):
+        late = wall > NOW
+        with pytest.raises(errors.ExpiredError if late else errors.NotYetValidError) as caught:
             check(text, wall)
+        assert tokens.refusal_code(caught.value) is (Code.TOKEN_EXPIRED if late else Code.TOKEN_NOT_YET_VALID)
 
 
 def test_not_before_in_the_future_is_refused() -> None:
     text = signed(json.dumps(CLAIMS | {"nbf": NOW + 200, "exp": NOW + 900}).encode())
-    with pytest.raises(errors.ExpiredError, match="future"):
+    with pytest.raises(errors.NotYetValidError, match="future"):
         check(text)
     assert check(text, NOW + 200).device == "d1"
 
@@ -67,7 +70,14 @@ def test_forged_token_that_is_also_expired_counts_as_forged() -> None:
     text = tokens.mint(TOKEN, key=Ed25519PrivateKey.from_private_bytes(bytes(32)), kid="t1")
     with pytest.raises(errors.SignatureError) as caught:
         check(text, NOW + 9999)
-    assert not isinstance(caught.value, errors.ExpiredError)
+    assert tokens.refusal_code(caught.value) is Code.TOKEN_INVALID
+
+
+def test_token_of_an_unknown_key_asks_for_a_new_token() -> None:
+    with pytest.raises(errors.UnknownKeyError) as caught:
+        check(tokens.mint(TOKEN, key=KEY, kid="rotated-away"))
+    assert tokens.refusal_code(caught.value) is Code.TOKEN_KEY_UNKNOWN
+    assert action(Code.TOKEN_KEY_UNKNOWN) is Action.RENEW
 
 
 @pytest.mark.parametrize(

@@ -209,10 +209,8 @@ class ApmService:
     def _device(self, request: Request) -> tokens.DeviceToken:
         try:
             return tokens.verify(_bearer(request), keys=self._token_keys, wall=self._clock.wall())
-        except errors.ExpiredError as error:
-            raise _Refused(401, Code.TOKEN_EXPIRED, str(error)) from error
         except errors.SignatureError as error:
-            raise _Refused(401, Code.TOKEN_INVALID, str(error)) from error
+            raise _Refused(401, tokens.refusal_code(error), str(error)) from error
 
     async def _body(self, request: Request) -> bytes:
         """Read a report's body whole, decompressed; bounded in size, time and in memory over all requests."""

@@ -179,8 +179,10 @@ class ApiGate:
     async def _send(self, exchange: Exchange, request: HttpRequest, upstream: Upstream) -> HttpResponse:
         stages: list[str] = []
         now = asyncio.get_running_loop().time()
+        # Where one deadline holds for all, the pool keeps it, and knows exactly how far the request had come.
+        begin_by = exchange.deadline if exchange.deadline < exchange.body_deadline else None
         try:
-            async with asyncio.timeout_at(exchange.deadline):
+            async with asyncio.timeout_at(begin_by):
                 return await self._sender.request(
                     request,
                     deadline_s=max(0.0, exchange.body_deadline - now),

@@ -4,7 +4,7 @@ Each node writes what it holds as leases that it renews; a node that dies leaves
 lease. An entry is written by compare-and-set only, so two nodes never undo each other's work unseen:
 
 - a session that has just been opened takes the entry over, whoever had it;
-- one that is announced again (the engine was away) yields to a newer one, and is told so;
+- one that is announced late or again (the engine was away) yields to a newer one, and its node is told so;
 - an ended session removes only what it wrote itself.
 
 Sessions do not wait for any of this: `opened` and `closed` only note what is to be done.
@@ -12,17 +12,18 @@ Sessions do not wait for any of this: `opened` and `closed` only note what is to
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
 import msgspec
 
+from stormline.appgw import subjects
 from stormline.appgw.port import Identity
 from stormline.core import errors, limits
 from stormline.core.clock import Clock
 from stormline.core.ids import subject_token
-from stormline.engine.port import KeyValue
+from stormline.engine.port import KeyValue, Listener, Message, Subscription
 
 _log = logging.getLogger("stormline.appgw")
 
@@ -30,8 +31,20 @@ _log = logging.getLogger("stormline.appgw")
 class Buckets(Protocol):
     """What the directory needs of the engine."""
 
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """See `engine.port.Engine.publish`."""
+        ...
+
     async def kv(self, bucket: str, *, persistent: bool, ttl_s: float | None = None) -> KeyValue:
         """See `engine.port.Engine.kv`."""
+        ...
+
+
+class Subscriber(Protocol):
+    """What listening for other nodes needs of the engine."""
+
+    async def subscribe(self, subject: str, handler: Listener, *, queue: str = "") -> Subscription:
+        """See `engine.port.Engine.subscribe`."""
         ...
 
 
@@ -56,12 +69,12 @@ _decoder = msgspec.json.Decoder(Location)
 class _Lease:
     """One session of this node, and the revision at which its entry was written last."""
 
-    __slots__ = ("due", "epoch", "identity", "opened_at", "revision")
+    __slots__ = ("due", "epoch", "fresh", "identity", "revision")
 
     def __init__(self, identity: Identity, epoch: int, now: float) -> None:
         self.identity = identity
         self.epoch = epoch
-        self.opened_at = now
+        self.fresh = True  # just opened, and not announced yet
         self.due = now
         self.revision: int | None = None
 
@@ -91,6 +104,7 @@ class Directory:
     ) -> None:
         self._engine = engine
         self._bucket = f"directory_{unit}"
+        self._unit = unit
         self._node = node
         self._node_key = f"n.{subject_token(node)}"
         self._node_due = 0.0
@@ -137,6 +151,10 @@ class Directory:
         entry = await (await self._open()).get(key_of(app, device))
         return None if entry is None else _read(entry.value)
 
+    async def start(self, engine: Subscriber) -> Subscription:
+        """Begin to hear from other nodes that they took an entry of ours over."""
+        return await engine.subscribe(subjects.of_node(self._unit, self._node, "taken"), self._taken)
+
     async def run(self) -> None:
         """Keep the directory up to date, until cancelled. The engine may come and go."""
         while True:
@@ -147,6 +165,8 @@ class Directory:
                 if self._well:
                     _log.warning("directory: %s; sessions go on, and are announced when it is back", error)
                 self._well = False
+                for key in self._new:
+                    self._leases[key].fresh = False  # by the time they are announced there may be newer ones
                 await asyncio.sleep(limits.DIRECTORY_TICK_S)  # also where woken: no storm against an engine in trouble
                 continue
             if not self._well:
@@ -186,16 +206,20 @@ class Directory:
 
     async def _announce_node(self, kv: KeyValue) -> None:
         """Write the node's own key. Where it is gone before its time the engine has lost its memory: the entries are
-        gone with it and are written again."""
+        gone with it and are written again. Revisions begin anew then, so those we know could name others' writes."""
         now = asyncio.get_running_loop().time()
         there = await kv.get(self._node_key)
         if there is not None and now < self._node_due:
             return
         await kv.put(self._node_key, b"{}")
         self._node_due = now + limits.DIRECTORY_REFRESH_S
-        if there is None and self._leases:
-            _log.info("directory: announcing %d sessions", len(self._leases))
-            self._new.update(dict.fromkeys(self._leases))
+        if there is None:
+            self._removals.clear()
+            for key, lease in self._leases.items():
+                lease.revision = None
+                self._new[key] = None
+            if self._leases:
+                _log.info("directory: announcing %d sessions", len(self._leases))
 
     def _due(self) -> list[str]:
         """Give keys to write now, a bounded number."""
@@ -211,7 +235,6 @@ class Directory:
     async def _write(self, kv: KeyValue, key: str) -> None:
         lease = self._leases.get(key)
         if lease is None:
-            self._new.pop(key, None)
             return
         for _ in range(limits.DIRECTORY_TAKEOVER_TRIES_MAX):
             try:
@@ -226,6 +249,7 @@ class Directory:
                     self._superseded(lease.identity)
                     return
                 lease.revision = revision
+                lease.fresh = False
                 lease.due = asyncio.get_running_loop().time() + limits.DIRECTORY_REFRESH_S
                 self._leases[key] = self._leases.pop(key)  # to the end: the latest to fall due
             elif key not in self._leases and revision is not None:
@@ -247,11 +271,25 @@ class Directory:
         there = _read(entry.value)
         if there is not None and there.session != lease.identity.session:
             # A session that has just come is the newest because the device is here; later only clocks can tell.
-            if asyncio.get_running_loop().time() - lease.opened_at <= limits.DIRECTORY_FRESH_S:
+            if lease.fresh:
                 lease.epoch = max(lease.epoch, there.epoch + 1)
             elif there.epoch > lease.epoch:
                 return None
-        return await kv.update(key, self._value(lease), entry.revision)
+        revision = await kv.update(key, self._value(lease), entry.revision)
+        if there is not None and there.node != self._node:
+            # So that it ends the older session now; without this it learns of it when it renews its lease.
+            await self._engine.publish(subjects.of_node(self._unit, there.node, "taken"), key.encode())
+        return revision
+
+    async def _taken(self, message: Message) -> None:
+        """Another node says that it took an entry over. Not believed, but looked at: `_write` finds out."""
+        key = message.data.decode("ascii", "replace")
+        lease = self._leases.get(key)
+        if lease is not None:
+            lease.revision = None
+            lease.fresh = False
+            self._new[key] = None
+            self._woken.set()
 
     async def _remove(self, kv: KeyValue, key: str) -> None:
         revision = self._removals[key]

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from stormline.appgw import subjects
 from stormline.appgw.port import Delivery, Downlink, Push
 from stormline.core import errors, ids, limits
 from stormline.core.clock import Clock, Rng
@@ -92,11 +93,6 @@ class PushResult:
     node: str
 
 
-def subject_of(unit: str, node: str) -> str:
-    """Give the subject on which a node takes pushes."""
-    return f"u.{ids.subject_token(unit)}.node.{ids.subject_token(node)}.push"
-
-
 class PushNode:
     """The receiving side: delivers to the sessions of this node, each push id once.
 
@@ -107,7 +103,7 @@ class PushNode:
 
     def __init__(self, downlink: Downlink, *, unit: str, node: str, clock: Clock) -> None:
         self._downlink = downlink
-        self._subject = subject_of(unit, node)
+        self._subject = subjects.of_node(unit, node, "push")
         self._clock = clock
         self._recent: OrderedDict[tuple[str, str, str], _Recent] = OrderedDict()
         self._running: set[asyncio.Task[Delivery]] = set()
@@ -269,7 +265,7 @@ class PushService:
         order = _Order(app, device, push.push_id, push.topic, push.body, push.expires_ms)
         try:
             answer = await self._engine.request(
-                subject_of(self._unit, node),
+                subjects.of_node(self._unit, node, "push"),
                 _encoder.encode(order),
                 timeout_s=limits.PUSH_ACK_TIMEOUT_S + limits.PUSH_REQUEST_MARGIN_S,
             )

@@ -86,12 +86,8 @@ class AdminApi:
 
 
 def _reason(answer: Any) -> str:
+    """Read why not: every API here says `{"error": {"code", "message"}}`."""
     try:
-        body = answer.json()
-    except ValueError:
-        return str(answer.text).strip()[:200] or str(answer.reason_phrase)
-    if isinstance(body, dict):
-        for name in ("error", "detail", "reason", "message"):
-            if name in body:
-                return str(body[name])[:200]
-    return str(body)[:200]
+        return str(answer.json()["error"]["message"])[: limits.REASON_CHARS_MAX]
+    except (ValueError, TypeError, KeyError):
+        return str(answer.reason_phrase)

@@ -1,5 +1,6 @@
 """`stormline apm`: success and speed, as clients saw them."""
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +44,7 @@ def top(
 
     platform = admin.running(admin.place(output.environ(), state))
     with admin.AdminApi(platform, "apm", platform.admin_key) as api:
-        if watch and not json:
+        if watch and not json and sys.stdout.isatty():  # elsewhere there is no picture to replace: one after the other
             _watch(api, window)
             return
         while True:

@@ -24,7 +24,10 @@ StateOption = Annotated[
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="Settings file; else stormline.toml in the state folder.", show_default=False
+        "--config",
+        metavar="FILE",
+        help="Settings file; else STORMLINE_CONFIG, else stormline.toml in the state folder.",
+        show_default=False,
     ),
 ]
 

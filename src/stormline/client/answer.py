@@ -1,7 +1,7 @@
 """The answer to a call, and the body of a request: what passes between the executor and the httpx adapters."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 
 from stormline.client.link import LinkCall
 from stormline.client.trace import CallTrace
@@ -13,14 +13,19 @@ from stormline.outbound.messages import BodySource, Headers
 class RequestBody:
     """A request body that knows whether it can be sent again.
 
+    Args:
+        source: all of it, or where it comes from, or None.
+        taken: told the size of each piece that is read from a stream.
+
     Attributes:
         whole: the body where it is in memory, None where it is a stream.
         spent: it is a stream and has been read from.
     """
 
-    __slots__ = ("_stream", "spent", "whole")
+    __slots__ = ("_stream", "_taken", "spent", "whole")
 
-    def __init__(self, source: bytes | AsyncIterable[bytes] | None) -> None:
+    def __init__(self, source: bytes | AsyncIterable[bytes] | None, taken: Callable[[int], None]) -> None:
+        self._taken = taken
         self.whole = source if isinstance(source, bytes) else b"" if source is None else None
         self._stream = None if source is None or isinstance(source, bytes) else source
         self.spent = False
@@ -37,25 +42,29 @@ class RequestBody:
             return
         self.spent = True
         async for chunk in self._stream:
+            self._taken(len(chunk))
             yield chunk
 
 
 class LongBody:
     """`BodySource` of an answer over the long connection."""
 
-    __slots__ = ("_call", "_read_timeout_s", "_sender")
+    __slots__ = ("_call", "_read_timeout_s")
 
-    def __init__(self, call: LinkCall, sender: "asyncio.Task[None] | None", read_timeout_s: float) -> None:
+    def __init__(self, call: LinkCall, read_timeout_s: float | None) -> None:
         self._call = call
-        self._sender = sender
         self._read_timeout_s = read_timeout_s
 
     async def read(self) -> bytes:
         """See `BodySource.read`; a silence longer than the bound is DeadlineExceeded."""
         try:
-            async with asyncio.timeout(self._read_timeout_s):
+            if self._call.readable:
+                return await self._call.read()
+            async with asyncio.timeout(self._read_timeout_s) as timeout:
                 return await self._call.read()
         except TimeoutError as error:
+            if not timeout.expired():
+                raise
             raise errors.DeadlineExceeded(
                 f"no data for {self._read_timeout_s:.3g} s in the middle of the body",
                 phase=Phase.BODY,
@@ -68,8 +77,6 @@ class LongBody:
 
     async def aclose(self) -> None:
         """Give the call up where it still runs."""
-        if self._sender is not None:
-            self._sender.cancel()
         self._call.cancel()
 
 
@@ -126,11 +133,11 @@ class Answer:
         self.trace.pulled()
         try:
             chunk = await self._source.read()
-        except errors.TransportError as error:
+        except BaseException as error:  # cancelled too: whoever waited for it did not get it
             self._ended = True
-            await self._source.aclose()
             self.trace.attempt_failed(error)
             self.trace.failed(error)
+            await self._source.aclose()
             raise
         if chunk:
             self.trace.handed_out(len(chunk))

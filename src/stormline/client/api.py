@@ -9,8 +9,9 @@ import httpx2
 
 from stormline.client.channel import Channel
 from stormline.client.config import Config
+from stormline.client.outside import REAL, Outside
 from stormline.client.trace import CallTrace
-from stormline.client.transport import HOLD, AsyncTransport, Transport
+from stormline.client.transport import HOLD, AsyncTransport, Transport, make_config
 from stormline.core import errors
 from stormline.core.phase import Phase
 from stormline.wire.bundle import Bundle
@@ -28,7 +29,13 @@ class AsyncClient(httpx2.AsyncClient):
         parse: asked for its verdict on each whole answer, for the statistics; an exception of it counts as False and
             is not raised. Answers that are streamed are not asked about.
         verify: TLS trust for origins reached directly.
-        **options: as `httpx2.AsyncClient`.
+        outside: the machine it runs on; another one in simulation.
+        **options: as `httpx2.AsyncClient`, without `transport`, `mounts` and `proxy`; the default of `timeout` is the
+            config's.
+
+    Raises:
+        BundleError: the bundle cannot be used.
+        ConfigError: an option would lead requests past stormline.
     """
 
     def __init__(
@@ -38,12 +45,13 @@ class AsyncClient(httpx2.AsyncClient):
         config: Config | None = None,
         parse: Parse | None = None,
         verify: ssl.SSLContext | None = None,
+        outside: Outside = REAL,
         **options: Any,
     ) -> None:
         self._parse = parse
-        self._storm = AsyncTransport(bundle, config=config, verify=verify)
-        options.setdefault("timeout", None)
-        super().__init__(transport=self._storm, **options)
+        config = make_config(config, bundle)
+        self._storm = AsyncTransport(config=config, verify=verify, outside=outside)
+        super().__init__(transport=self._storm, **_options(options, config))
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         """Send a request; see `httpx2.AsyncClient.send`."""
@@ -82,8 +90,8 @@ class Client(httpx2.Client):
         **options: Any,
     ) -> None:
         self._parse = parse
-        options.setdefault("timeout", None)
-        super().__init__(transport=Transport(bundle, config=config, verify=verify), **options)
+        config = make_config(config, bundle)
+        super().__init__(transport=Transport(config=config, verify=verify), **_options(options, config))
 
     def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         """Send a request; see `httpx2.Client.send`."""
@@ -96,6 +104,21 @@ class Client(httpx2.Client):
             raise
         finish(held, None if stream else response, self._parse)
         return response
+
+
+def _options(options: dict[str, Any], config: Config) -> dict[str, Any]:
+    """Complete the options for httpx2.
+
+    Raises:
+        ConfigError: one of them would lead requests past stormline.
+    """
+    for name in ("transport", "mounts", "proxy"):
+        if options.get(name) is not None:
+            raise errors.ConfigError(
+                f"{name}=: requests would go past stormline; give httpx2's own client a stormline transport instead"
+            )
+    timeout = httpx2.Timeout(None, connect=config.connect_timeout_s, read=config.read_timeout_s)
+    return {"timeout": timeout, **options}
 
 
 def finish(held: list[CallTrace], response: httpx2.Response | None, parse: Parse | None) -> None:

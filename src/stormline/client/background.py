@@ -3,14 +3,53 @@
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
+import queue
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from stormline.core import errors, limits
 
 T = TypeVar("T")
+
+
+class PulledBody:
+    """A synchronous request body for the background loop; read in its owner's thread, as its objects may demand.
+
+    The loop asks for a chunk, and the thread that waits for the answer (`Background.run`) fetches it. Asked while no
+    thread waits, the chunk comes when the next one does.
+    """
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = chunks
+        self._iterator: Any = None
+        self.wanted: queue.SimpleQueue[concurrent.futures.Future[bytes | None] | None] = queue.SimpleQueue()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Give the chunks, on the loop."""
+        while True:
+            asked: concurrent.futures.Future[bytes | None] = concurrent.futures.Future()
+            self.wanted.put(asked)
+            chunk = await asyncio.wrap_future(asked)
+            if chunk is None:
+                return
+            yield chunk
+
+    def serve(self, asked: concurrent.futures.Future[bytes | None]) -> None:
+        """Fetch one chunk, in the owner's thread. What its source raises is raised on the loop, interrupts here too."""
+        if not asked.set_running_or_notify_cancel():
+            return
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self._chunks)
+            asked.set_result(next(self._iterator, None))
+        except Exception as error:
+            asked.set_exception(error)
+        except BaseException:
+            asked.set_exception(errors.LocalProtocolError("the reading of the request's body was interrupted"))
+            raise
 
 
 class Background:
@@ -20,6 +59,7 @@ class Background:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._inherited: list[object] = []
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Give the running loop, starting it where needed."""
@@ -33,14 +73,22 @@ class Background:
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
-        loop.run_forever()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+        try:
+            loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                loop.run_until_complete(asyncio.wait(tasks, timeout=limits.CLOSE_FLUSH_S / 2))
+        finally:
+            loop.close()
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], body: PulledBody | None = None) -> T:
         """Run a coroutine there and wait for it; an interrupt of the waiting thread cancels it.
+
+        Args:
+            coroutine: what to run.
+            body: request body to be read in this thread meanwhile.
 
         Raises:
             LocalProtocolError: called from the background loop itself, which would wait for itself.
@@ -51,24 +99,40 @@ class Background:
             raise errors.LocalProtocolError("a synchronous client cannot be used inside its own event loop")
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
+            if body is not None:
+                future.add_done_callback(lambda _: body.wanted.put(None))
+                while (asked := body.wanted.get()) is not None:
+                    body.serve(asked)
             return future.result()
         except BaseException:
             if not future.done():
                 future.cancel()
-                concurrent.futures.wait([future], timeout=limits.CLOSE_FLUSH_S)
+                self._settle(loop)
             raise
+
+    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let what was cancelled clean up, within a bound."""
+        turn = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
+            turn.result(limits.CLOSE_FLUSH_S)
 
     def stop(self) -> None:
         """End the thread; the next use starts a new one."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(loop.stop)
             thread.join(limits.CLOSE_FLUSH_S)
 
     def forget(self) -> None:
-        """Child after fork: the thread is not here, nor may its loop be used."""
+        """Child after fork: the thread is not here, nor may its loop be used.
+
+        The loop is kept, not closed: its poller is shared with the parent, and closing would take the parent's sockets
+        out of it.
+        """
         self._lock = threading.Lock()
+        self._inherited.append(self._loop)
         self._loop = self._thread = None
 
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from stormline.client.answer import gateway_error
 from stormline.client.link import Link, LinkCall
 from stormline.client.longline import LongLine
 from stormline.client.runtime import Runtime
@@ -22,10 +21,32 @@ from stormline.policy.means import Means, Step
 from stormline.policy.resend import may_resend
 from stormline.wire import events as e
 from stormline.wire import messages
-from stormline.wire.plan import Carrier
 
 _log = logging.getLogger("stormline.client")
 Handler = Callable[[Any], Any | Awaitable[Any]]
+
+
+class _Delivery:
+    """How one message came last, and what became of it.
+
+    Attributes:
+        link: the connection it came on.
+        seq: its number there.
+        acked: the application has confirmed it.
+    """
+
+    __slots__ = ("acked", "link", "seq")
+
+    def __init__(self, link: Link, seq: int) -> None:
+        self.link = link
+        self.seq = seq
+        self.acked = False
+
+    def again(self, link: Link, seq: int) -> None:
+        """It came once more: the sender did not hear of the confirmation, or there was none yet."""
+        self.link, self.seq = link, seq
+        if self.acked:
+            link.ack(seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +62,21 @@ class Push:
 
     id: str
     topic: str
-    body: bytes
-    headers: messages.Headers
-    _link: Link = field(repr=False)
-    _seq: int = field(repr=False)
+    body: bytes = field(repr=False)
+    headers: messages.Headers = field(repr=False)
+    _delivery: _Delivery = field(repr=False)
 
     def json(self) -> Any:
         """Read the body as JSON; raises ValueError where it is none."""
         return json.loads(self.body)
 
     def ack(self) -> None:
-        """Confirm that the application has taken the message over. On a lost link nothing happens: it comes again."""
-        self._link.ack(self._seq)
+        """Confirm that the application has taken the message over.
+
+        Where the connection is lost just now, the message is confirmed when it comes again; it is not shown again.
+        """
+        self._delivery.acked = True
+        self._delivery.link.ack(self._delivery.seq)
 
 
 class Channel:
@@ -67,11 +91,12 @@ class Channel:
         self._longline = longline
         self._handlers: dict[str, Handler] = {}
         self._pushes: deque[Push] = deque()
-        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen: OrderedDict[str, _Delivery] = OrderedDict()
         self._wake = asyncio.Event()
         self._welcomed = asyncio.Event()
         self._serving: dict[tuple[int, int], _DeviceCall] = {}
         self._open = False
+        self._link: Link | None = None
         self.session: messages.Welcome | None = None
 
     async def __aenter__(self) -> Self:
@@ -90,6 +115,8 @@ class Channel:
         """Close it; calls in flight go on, pushes not yet acknowledged stay so."""
         self._open = False
         self._longline.listener = None
+        self.session = self._link = None
+        await self._longline.unkeep()
         self._wake.set()
         self._welcomed.set()
         for call in list(self._serving.values()):
@@ -130,24 +157,27 @@ class Channel:
             idempotency_key: makes the call safe to repeat.
 
         Raises:
-            ConfigError: `method` is not a method name.
+            ConfigError: `method` is not a method name, or the deadline is not above 0.
+            TypeError: `params` cannot be put into JSON; ValueError where they hold a NaN or a circle.
             CallError: the service or the gateway said no.
+            RefusedError: the gateway refused this device for good; nothing was sent.
             TransportError: it did not get there and back; see `maybe_delivered`.
         """
         ids.check_method(method)
-        body = json.dumps(params, separators=(",", ":")).encode()
+        deadline_s = self._runtime.config.deadline_s if deadline_s is None else deadline_s
+        if not 0 < deadline_s <= limits.CALL_DEADLINE_MAX_S:
+            raise errors.ConfigError(f"deadline_s={deadline_s!r}: at most {limits.CALL_DEADLINE_MAX_S:.0f}, above 0")
+        body = json.dumps(params, separators=(",", ":"), allow_nan=False).encode()
         if len(body) > limits.CALL_BODY_BYTES_MAX:
             raise errors.LocalProtocolError(f"call of {len(body)} bytes, at most {limits.CALL_BODY_BYTES_MAX}")
         trace = self._runtime.trace(method="CALL", host=method.partition(".")[0], path=method)
         headers: messages.Headers = (("idempotency-key", idempotency_key),) if idempotency_key else ()
         try:
-            answer = await self._call(method, body, headers, deadline_s or self._runtime.config.deadline_s, trace)
+            answer = await self._call(method, body, headers, deadline_s, trace)
             trace.enter(Phase.PARSE)
             result = json.loads(answer) if answer else None
-        except errors.CallError as error:
-            trace.failed(gateway_error(error, Phase.FIRST_BYTE))
-            raise
         except BaseException as error:
+            trace.attempt_failed(error)
             trace.failed(error)
             raise
         trace.body_ended()
@@ -158,54 +188,47 @@ class Channel:
     ) -> bytes:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + deadline_s
+        delivered: errors.TransportError | None = None  # an attempt that may have been; what comes after hides it not
+        tries = 0
         while True:
             trace.attempt(Step(Means.LONG))
+            tries += 1
             try:
-                async with asyncio.timeout_at(ends_at) as timeout:
-                    return await self._call_once(method, body, headers, ends_at, trace)
-            except TimeoutError as error:
-                if not timeout.expired():
-                    raise
-                link = self._longline.link
-                if link is not None:
-                    link.check()
-                raise errors.DeadlineExceeded(
-                    f"{method}: no answer within {deadline_s:.3g} s",
-                    phase=Phase(trace.timeline.stage),
-                    maybe_delivered=Phase(trace.timeline.stage).reached(Phase.SEND),
-                ) from error
+                return await self._call_once(method, body, headers, ends_at, trace)
             except errors.TransportError as error:
+                if isinstance(error.__cause__, errors.RefusedError) and self._longline.stopped:
+                    raise error.__cause__ from error
+                if error.maybe_delivered:
+                    delivered = error
+                again = may_resend("POST", maybe_delivered=error.maybe_delivered, has_key=bool(headers))
+                if not again or tries >= limits.CALL_TRIES_MAX or loop.time() + self._longline.pause_s() >= ends_at:
+                    raise delivered or error from None
                 trace.attempt_failed(error)
-                keyed = bool(headers)
-                pause = self._longline.pause_s()
-                again = may_resend("POST", maybe_delivered=error.maybe_delivered, has_key=keyed)
-                if not again or self._longline.stopped or loop.time() + pause >= ends_at:
-                    raise
-                await asyncio.sleep(pause)
 
     async def _call_once(
         self, method: str, body: bytes, headers: messages.Headers, ends_at: float, trace: CallTrace
     ) -> bytes:
-        loop = asyncio.get_running_loop()
-        link, stood = await self._longline.get(trace.enter)
-        trace.connected(link.peer, Carrier.LONG_TLS, reused=stood)
-        trace.enter(Phase.SEND)
         small = len(body) <= limits.CHUNK_BYTES_MAX
-        call = link.call(
-            "rpc",
-            method,
-            headers=headers,
-            body=body if small else b"",
-            more=not small,
-            deadline_s=ends_at - loop.time(),
+        call, _ = await self._longline.call(
+            trace, "rpc", method, ends_at=ends_at, headers=headers, body=body if small else b"", more=not small
         )
         try:
-            if not small:
-                await call.send_body(_once(body))
-            trace.enter(Phase.FIRST_BYTE)
-            reply = await call.reply()
-            trace.answered(reply.status)
-            return await _gather(call)
+            async with asyncio.timeout_at(ends_at) as timeout:
+                if not small:
+                    call.start_body(_once(body))
+                trace.enter(Phase.FIRST_BYTE)
+                reply = await call.reply()
+                trace.answered(reply.status)
+                return await _gather(call)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            call.doubt()
+            raise errors.DeadlineExceeded(
+                f"{method}: no whole answer before the deadline",
+                phase=Phase(trace.timeline.stage),
+                maybe_delivered=call.maybe_delivered,
+            ) from error
         finally:
             call.cancel()
 
@@ -240,18 +263,20 @@ class Channel:
 
     def line_welcomed(self, link: Link, welcome: messages.Welcome) -> None:
         """See `LineListener`."""
+        self._link = link
         self.session = welcome
         self._welcomed.set()
 
     def line_push(self, link: Link, push: e.PushReceived) -> None:
-        """See `LineListener`: a message seen before is confirmed again and not shown again."""
-        if push.push_id in self._seen:
-            link.ack(push.seq)
+        """See `LineListener`: a message seen before is not shown again, and confirmed again if it was."""
+        delivery = self._seen.get(push.push_id)
+        if delivery is not None:
+            delivery.again(link, push.seq)
             return
-        self._seen[push.push_id] = None
+        delivery = self._seen[push.push_id] = _Delivery(link, push.seq)
         if len(self._seen) > limits.PUSH_IDS_REMEMBERED:
             self._seen.popitem(last=False)
-        self._pushes.append(Push(push.push_id, push.topic, push.body, push.headers, link, push.seq))
+        self._pushes.append(Push(push.push_id, push.topic, push.body, push.headers, delivery))
         self._wake.set()
 
     def line_call(self, link: Link, call: e.CallReceived) -> None:
@@ -276,14 +301,15 @@ class Channel:
             serving.data(event)
 
     def line_ended(self, link: Link, closed: e.Closed) -> None:
-        """See `LineListener`: what was not acknowledged will come again, so it is forgotten here."""
-        for push in [push for push in self._pushes if push._link is link]:
+        """See `LineListener`: what the application has not seen will come again, so it is forgotten here."""
+        for push in [push for push in self._pushes if push._delivery.link is link]:
             self._pushes.remove(push)
             self._seen.pop(push.id, None)
-        self.session = None
         for serving in list(self._serving.values()):
             if serving.link is link:
                 serving.task.cancel()
+        if self._link is link:
+            self.session = self._link = None
         self._wake.set()
         self._welcomed.set()
 

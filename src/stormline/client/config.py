@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stormline.core import errors, limits
 from stormline.core.values import Secret
+from stormline.policy.means import Means
 from stormline.wire import bundle as bundles
 from stormline.wire.bundle import Bundle
 
@@ -49,6 +50,9 @@ class Config:
             value = getattr(self, name)
             if not 0 < value <= limits.CALL_DEADLINE_MAX_S:
                 raise errors.ConfigError(f"{name}={value!r}: expected seconds in (0, {limits.CALL_DEADLINE_MAX_S:.0f}]")
+        unknown = sorted(set(self.disabled) - {each.value for each in Means})
+        if unknown:
+            raise errors.ConfigError(f"disabled: no such means: {unknown[0]!r}; there are {', '.join(Means)}")
 
 
 def load_bundle(source: Bundle | str | os.PathLike[str] | None) -> Bundle | None:

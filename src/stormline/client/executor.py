@@ -1,6 +1,8 @@
 """Runs one HTTP request up its ladder of means until one answers, and tells its trace what happens."""
 
 import asyncio
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stormline.client.answer import Answer, LongBody, RequestBody, gateway_error
@@ -17,19 +19,22 @@ from stormline.outbound.pool import HttpPool
 from stormline.policy import means
 from stormline.policy.means import Means, Outcome, Step
 from stormline.wire.events import ReplyReceived
-from stormline.wire.plan import Carrier, HostPlan
+from stormline.wire.plan import Carrier, Endpoint, HostPlan
 
-_HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"})
+_NOT_FORWARDED = frozenset(
+    {b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"}
+)
+"""Hop-by-hop fields (RFC 9110 section 7.6.1); the host is in the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
     """Time of one call, seconds: `deadline_s` until the head of the answer over all attempts, `read_timeout_s` the
-    longest silence, `connect_timeout_s` one connection."""
+    longest silence (None for any), `connect_timeout_s` one connection (None: as long as the deadline lets)."""
 
     deadline_s: float
-    read_timeout_s: float
-    connect_timeout_s: float
+    read_timeout_s: float | None
+    connect_timeout_s: float | None
 
 
 class Executor:
@@ -57,23 +62,22 @@ class Executor:
             trace: follows the call; it is finished here only where the call fails.
 
         Raises:
-            TransportError: no means gave an answer; the error is that of the attempt that came furthest.
+            TransportError: no means gave an answer. Of all attempts' errors it is one that may have been delivered, if
+                there is one, else the one that came furthest; so its `maybe_delivered` holds for the call as a whole.
+            LocalProtocolError: the request cannot be sent as it is.
             asyncio.CancelledError: nothing is left behind.
+            Exception: of the source of the request's body.
         """
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + call_limits.deadline_s
-        body = RequestBody(request.body)
+        run = _Run(request, RequestBody(request.body, trace.handed_down), call_limits, trace)
         worst: errors.TransportError | None = None
         try:
-            ladder = await self._ladder(request, trace)
+            ladder = await self._ladder(run)
             step = ladder.next()
-            while step is not None:
-                remaining = ends_at - loop.time()
-                if remaining <= 0:
-                    break
+            while step is not None and run.remaining() > 0:
                 trace.attempt(step)
+                trace.handed_down(run.size)
                 try:
-                    return await self._try(step, request, body, replace(call_limits, deadline_s=remaining), trace)
+                    return await self._try(step, run)
                 except _Failed as failed:
                     error = failed.error
                     trace.attempt_failed(error)
@@ -82,147 +86,120 @@ class Executor:
                         Outcome(
                             maybe_delivered=error.maybe_delivered,
                             reused=failed.reused or renewable(error.__cause__),
-                            body_spent=body.spent,
+                            body_spent=run.body.spent,
                         )
                     )
-            raise worst or errors.DeadlineExceeded(
-                f"{request.host}: no time left", phase=Phase.QUEUED, maybe_delivered=False
-            )
+            raise worst if worst is not None else self._nothing_tried(run)
         except BaseException as error:
+            if not isinstance(error, errors.TransportError):
+                trace.attempt_failed(error)
             trace.failed(error)
             raise
 
-    async def _ladder(self, request: HttpRequest, trace: CallTrace) -> means.Ladder:
+    def _nothing_tried(self, run: "_Run") -> errors.TransportError:
+        if run.remaining() <= 0:
+            return errors.DeadlineExceeded(
+                f"{run.request.host}: no time left to ask it", phase=Phase.PLAN, maybe_delivered=False
+            )
+        return errors.ConnectError(
+            f"{run.request.host}: every means to reach it is switched off or was refused",
+            phase=Phase.PLAN,
+            maybe_delivered=False,
+        )
+
+    async def _ladder(self, run: "_Run") -> means.Ladder:
+        request, trace = run.request, run.trace
         host_plan: HostPlan | None = None
-        disabled = set(self._config.disabled)
+        disabled = self._config.disabled
         if self._scheduling is not None:
             trace.enter(Phase.PLAN)
-            host_plan = await self._scheduling.host_plan(request.host)
+            host_plan = await self._scheduling.host_plan(request.host, wait_s=run.remaining())
             plan = self._scheduling.plan
             if plan is not None:
-                disabled |= set(plan.disabled)
+                disabled = disabled.union(plan.disabled)
                 stale = ", stale" if self._scheduling.stale else ""
                 known = f"{len(host_plan.endpoints)} endpoints" if host_plan else "host unknown"
                 trace.note(f"plan version {plan.version}{stale}: {known}")
             if self._scheduling.last_error is not None:
                 trace.note(str(self._scheduling.last_error))
-        has_key = any(name.lower() == b"idempotency-key" for name, _ in request.headers)
         endpoints = host_plan.endpoints if host_plan is not None else ()
-        offered = any(each.carrier == Carrier.LONG_TLS for each in endpoints)
+        longline = self._longline if any(each.carrier == Carrier.LONG_TLS for each in endpoints) else None
         return means.plan(
-            long=offered and self._longline is not None and self._longline.usable,
-            origins=tuple(
-                Step(Means.IP_DIRECT, Address(each.host, each.port), each.server_name)
-                for each in endpoints
-                if each.carrier == Carrier.H1
-            ),
+            long=longline is not None and not longline.stopped,
+            long_last=longline is not None and longline.paused,
+            origins=_origins(endpoints, request),
             disabled=disabled,
             method=request.method.upper(),
-            has_key=has_key,
+            has_key=any(name.lower() == b"idempotency-key" for name, _ in request.headers),
         )
 
-    async def _try(
-        self, step: Step, request: HttpRequest, body: RequestBody, call_limits: CallLimits, trace: CallTrace
-    ) -> Answer:
+    async def _try(self, step: Step, run: "_Run") -> Answer:
         if step.means is Means.LONG and self._longline is not None:
-            return await self._try_long(self._longline, request, body, call_limits, trace)
-        return await self._try_direct(step, request, body, call_limits, trace)
+            return await self._try_long(self._longline, run)
+        return await self._try_direct(step, run)
 
-    async def _try_long(
-        self,
-        longline: LongLine,
-        request: HttpRequest,
-        body: RequestBody,
-        call_limits: CallLimits,
-        trace: CallTrace,
-    ) -> Answer:
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + call_limits.deadline_s
-        try:
-            async with asyncio.timeout(call_limits.deadline_s):
-                link, stood = await longline.get(trace.enter)
-        except TimeoutError as error:
-            failure = errors.DeadlineExceeded("no long connection in time", phase=Phase.CONNECT, maybe_delivered=False)
-            raise _Failed(failure, reused=False) from error
-        except errors.TransportError as error:
-            raise _Failed(error, reused=False) from error
-        trace.connected(link.peer, Carrier.LONG_TLS, reused=stood)
-        trace.enter(Phase.SEND)
+    async def _try_long(self, longline: LongLine, run: "_Run") -> Answer:
+        request, body = run.request, run.body
         whole = body.whole
         first = whole if whole is not None and len(whole) <= limits.CHUNK_BYTES_MAX else b""
         more = body.present and not first
-        headers = tuple(
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in request.headers
-            if name.lower() not in _HOP_BY_HOP and name.lower() != b"host"
-        )
-        remaining = ends_at - loop.time()
         try:
-            call = link.call(
-                "api", request.method, target=_url(request), headers=headers, body=first, more=more,
-                deadline_s=remaining,
-            )  # fmt: skip
-        except errors.LocalProtocolError as error:
-            unsent = errors.WriteError(str(error), phase=Phase.QUEUED, maybe_delivered=False)
-            raise _Failed(unsent, reused=stood) from error
-        sender = asyncio.create_task(call.send_body(body.chunks()), name="stormline send body") if more else None
-        try:
-            async with asyncio.timeout(min(remaining, call_limits.read_timeout_s)):
-                if sender is None:
-                    await link.drained()
-                trace.enter(Phase.FIRST_BYTE)
-                reply = await _reply(call, sender)
-        except TimeoutError as error:
-            link.check()
-            failure = errors.DeadlineExceeded(
-                f"no answer over the long connection to {link.peer} within {call_limits.read_timeout_s:.3g} s",
-                phase=Phase.FIRST_BYTE,
-                maybe_delivered=call.maybe_delivered,
+            call, stood = await longline.call(
+                run.trace,
+                "api",
+                request.method,
+                ends_at=run.ends_at,
+                target=_url(request),
+                headers=_long_headers(request),
+                body=first,
+                more=more,
             )
-            _drop(call, sender)
-            raise _Failed(failure, reused=False) from error
-        except errors.CallError as error:
-            _drop(call, sender)
-            raise _Failed(gateway_error(error, Phase.FIRST_BYTE), reused=False) from error
         except errors.TransportError as error:
-            _drop(call, sender)
-            raise _Failed(error, reused=stood) from error
-        except BaseException:
-            _drop(call, sender)
+            # It stood and went away in this moment: nothing of the call had left.
+            raise _Failed(error, reused=error.phase is Phase.SEND) from error
+        try:
+            if more:
+                call.start_body(body.chunks())
+            reply = await _head(call, run)
+        except BaseException as error:
+            call.cancel()
+            if isinstance(error, errors.CallError):
+                error = gateway_error(error, Phase.FIRST_BYTE)
+            if isinstance(error, errors.TransportError):
+                stale = isinstance(error, errors.ChannelLost) and (stood or call.accepted)
+                raise _Failed(error, reused=stale) from error
             raise
-        trace.answered(reply.status)
+        run.trace.answered(reply.status)
         return Answer(
-            trace,
-            LongBody(call, sender, call_limits.read_timeout_s),
+            run.trace,
+            LongBody(call, run.limits.read_timeout_s),
             status=reply.status,
             headers=tuple(
-                (name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in reply.headers
+                (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in reply.headers
             ),
         )
 
-    async def _try_direct(
-        self, step: Step, request: HttpRequest, body: RequestBody, call_limits: CallLimits, trace: CallTrace
-    ) -> Answer:
-        dialled = False
-
-        def on_stage(stage: str) -> None:
-            nonlocal dialled
-            dialled = dialled or stage in (Phase.RESOLVE, Phase.CONNECT)
-            trace.enter(stage)
-
+    async def _try_direct(self, step: Step, run: "_Run") -> Answer:
+        request, trace = run.request, run.trace
+        if run.body.whole is None:
+            request = replace(request, body=run.body.chunks())
+        progress = _Progress(trace)
         try:
             response = await self._pool.request(
-                replace(request, body=body.whole if body.whole is not None else body.chunks()),
-                deadline_s=call_limits.deadline_s,
+                request,
+                deadline_s=run.remaining(),
                 body_deadline_s=limits.CALL_DEADLINE_MAX_S,
+                connect_timeout_s=run.limits.connect_timeout_s,
+                read_timeout_s=run.limits.read_timeout_s if run.limits.read_timeout_s is not None else math.inf,
                 addresses=(step.address,) if step.address is not None else None,
                 server_name=step.server_name or None,
-                on_stage=on_stage,
+                fresh=step.fresh,
+                on_stage=progress.stage,
                 on_note=trace.note,
             )
         except errors.TransportError as error:
-            raise _Failed(error, reused=not dialled and error.phase.reached(Phase.SEND)) from error
-        trace.connected(str(response.peer), Carrier.H1, reused=response.reused)
+            raise _Failed(error, reused=not progress.dialled and error.phase.reached(Phase.SEND)) from error
+        trace.connected(str(response.peer), Carrier.H1.value, reused=response.reused)
         trace.answered(response.status)
         return Answer(
             trace,
@@ -234,8 +211,38 @@ class Executor:
         )
 
 
+class _Run:
+    """One call on its way: what is asked, how much time it has, who follows it."""
+
+    __slots__ = ("_loop", "body", "ends_at", "limits", "request", "size", "trace")
+
+    def __init__(self, request: HttpRequest, body: RequestBody, call_limits: CallLimits, trace: CallTrace) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.request = request
+        self.body = body
+        self.limits = call_limits
+        self.trace = trace
+        self.ends_at = self._loop.time() + call_limits.deadline_s
+        self.size = len(request.target) + sum([len(name) + len(value) + 4 for name, value in request.headers])
+        self.size += len(body.whole or b"")
+
+    def silent_until(self, quiet_since: float) -> float:
+        """Give the moment at which a silence since `quiet_since` has been too long."""
+        silence_s = self.limits.read_timeout_s
+        return self.ends_at if silence_s is None else min(self.ends_at, quiet_since + silence_s)
+
+    def remaining(self) -> float:
+        """Seconds until the deadline."""
+        return self.ends_at - self._loop.time()
+
+
 class _Failed(Exception):
-    """One step failed."""
+    """One step failed.
+
+    Attributes:
+        error: how.
+        reused: on a connection that had stood before and may just have been stale.
+    """
 
     def __init__(self, error: errors.TransportError, *, reused: bool) -> None:
         super().__init__(str(error))
@@ -243,24 +250,72 @@ class _Failed(Exception):
         self.reused = reused
 
 
-async def _reply(call: LinkCall, sender: "asyncio.Task[None] | None") -> ReplyReceived:
-    """Wait for the answer's head; a body source that fails while it is read fails the call at once."""
-    if sender is None:
-        return await call.reply()
-    waiting = asyncio.ensure_future(call.reply())
-    try:
-        await asyncio.wait({waiting, sender}, return_when=asyncio.FIRST_COMPLETED)
-        if sender.done() and not waiting.done():
-            sender.result()
-        return await waiting
-    finally:
-        waiting.cancel()
+class _Progress:
+    """Hears of the stages of one direct attempt.
+
+    Attributes:
+        dialled: it made a connection of its own.
+    """
+
+    __slots__ = ("_trace", "dialled")
+
+    def __init__(self, trace: CallTrace) -> None:
+        self._trace = trace
+        self.dialled = False
+
+    def stage(self, stage: str) -> None:
+        """A stage begins."""
+        if stage == Phase.CONNECT:
+            self.dialled = True
+        self._trace.enter(stage)
 
 
-def _drop(call: LinkCall, sender: "asyncio.Task[None] | None") -> None:
-    if sender is not None:
-        sender.cancel()
-    call.cancel()
+async def _head(call: LinkCall, run: _Run) -> ReplyReceived:
+    """Wait for the answer's head: until the deadline, and no longer in silence than the read timeout.
+
+    Pieces of our own body that leave break the silence: an upload may take longer than any one wait.
+    """
+    while True:
+        until = run.silent_until(call.quiet_since)
+        try:
+            async with asyncio.timeout_at(until) as timeout:
+                if not call.sending:
+                    await call.left()
+                run.trace.enter(Phase.FIRST_BYTE)
+                return await call.reply()
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise  # of the body's source
+            if run.silent_until(call.quiet_since) > until:
+                continue
+            call.doubt()
+            raise errors.DeadlineExceeded(
+                "no answer over the long connection "
+                + ("within the deadline" if until == run.ends_at else f"for {run.limits.read_timeout_s:.3g} s"),
+                phase=Phase.SEND if call.sending else Phase.FIRST_BYTE,
+                maybe_delivered=call.maybe_delivered,
+            ) from error
+
+
+def _origins(endpoints: Iterable[Endpoint], request: HttpRequest) -> tuple[Step, ...]:
+    """Give the steps to the origin's own addresses; they speak TLS for the standard port's service, and no other."""
+    if request.scheme != "https":
+        return ()
+    return tuple(
+        Step(Means.IP_DIRECT, address, each.server_name)
+        for each in endpoints
+        if each.carrier == Carrier.H1
+        and request.port in (443, each.port)
+        and (address := Address(each.host, each.port)).is_ip
+    )
+
+
+def _long_headers(request: HttpRequest) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in request.headers
+        if name.lower() not in _NOT_FORWARDED
+    )
 
 
 def _url(request: HttpRequest) -> str:
@@ -271,7 +326,9 @@ def _url(request: HttpRequest) -> str:
 
 
 def _worse(first: errors.TransportError | None, second: errors.TransportError) -> errors.TransportError:
-    """Give the error that came furthest: it says most about what is wrong."""
+    """Give the error that says most: one that may have been delivered before all others, then who came furthest."""
     if first is None:
         return second
+    if first.maybe_delivered is not second.maybe_delivered:
+        return first if first.maybe_delivered else second
     return first if first.phase.reached(second.phase) else second

@@ -32,7 +32,7 @@ async def post(
 
     Args:
         pool: connections; its TLS context decides whom to trust.
-        address: where to connect, no DNS is asked.
+        address: where to connect; no DNS is asked where it is an IP literal.
         server_name: name for SNI, certificate and Host.
         path: absolute path.
         headers: beside Host and Content-Length.
@@ -46,13 +46,15 @@ async def post(
     request = HttpRequest(
         method="POST",
         scheme="https",
-        host=server_name,
+        host=server_name if address.is_ip else address.host,
         port=address.port,
         target=path.encode("ascii"),
         headers=headers,
         body=body,
     )
-    response = await pool.request(request, deadline_s=timeout_s, addresses=(address,), server_name=server_name)
+    response = await pool.request(
+        request, deadline_s=timeout_s, addresses=(address,) if address.is_ip else None, server_name=server_name
+    )
     try:
         gathered = bytearray()
         async for chunk in response.aiter_raw():

@@ -23,8 +23,12 @@ class Wait(Protocol):
         ...
 
 
-def _their_error(error: errors.TransportError) -> str:
+def _their_error(error: errors.TransportError | errors.LocalProtocolError) -> str:
     match error:
+        case errors.LocalProtocolError():
+            return "LocalProtocolError"
+        case errors.QueueFull():
+            return "PoolTimeout"
         case errors.DeadlineExceeded():
             if error.phase is Phase.QUEUED:
                 return "PoolTimeout"
@@ -95,17 +99,19 @@ class Flavour:
             answer.status, headers=list(answer.headers), stream=body, extensions=extensions, request=request
         )
 
-    def convert(self, error: errors.TransportError, request: Any) -> Exception:
+    def convert(self, error: errors.TransportError | errors.LocalProtocolError, request: Any) -> Exception:
         """Make the error the caller expects: of our kind and of theirs at once, with the same attributes."""
         key = (type(error), _their_error(error))
         made = self._errors.get(key)
         if made is None:
             made = type(key[0].__name__, (key[0], getattr(self.module, key[1])), {"__module__": key[0].__module__})
             self._errors[key] = made
-        extra = (
+        extra: dict[str, Any] = (
             {"code": error.code, "retry_after_s": error.retry_after_s} if isinstance(error, errors.GatewayError) else {}
         )
-        converted = made(str(error), phase=error.phase, maybe_delivered=error.maybe_delivered, **extra)
+        if isinstance(error, errors.TransportError):
+            extra |= {"phase": error.phase, "maybe_delivered": error.maybe_delivered}
+        converted = made(str(error), **extra)
         converted.request = request
         return converted  # type: ignore[no-any-return]
 
@@ -125,7 +131,7 @@ def _flavour(name: str) -> Flavour:
     return Flavour(sys.modules[name])
 
 
-def flavour_of(request: object) -> Flavour:
+def flavour_of(request: Any) -> Flavour:
     """Find the module a request comes from.
 
     Raises:

@@ -6,7 +6,6 @@ Everything here runs on one event loop. A link ends once and for all; `client.lo
 import asyncio
 import contextlib
 import logging
-import ssl
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -18,12 +17,13 @@ from stormline.core.errors import (
     ChannelLost,
     DeadlineExceeded,
     LocalProtocolError,
+    QueueFull,
     RefusedError,
     RemoteProtocolError,
     StormlineError,
 )
 from stormline.core.phase import Phase
-from stormline.net.stream import Stream
+from stormline.net.stream import Stream, reason_of
 from stormline.wire import connection, messages
 from stormline.wire import events as e
 from stormline.wire.states import Role, State
@@ -62,56 +62,111 @@ class LinkListener(Protocol):
 class LinkCall:
     """One call of ours on a link.
 
-    Use: `await send_body(...)` if it was opened with `more`, `await reply()`, then `await read()` until it gives `b""`.
+    Use: `start_body(...)` if it was opened with `more`, `await reply()`, then `await read()` until it gives `b""`.
     Leave it with `cancel()` at any point; harmless after its end.
+
+    Attributes:
+        call_id: its id on the link.
+        offset: where it begins in the stream of all bytes of the link.
+        ended: its answer is whole, or it failed, or it was given up.
+        quiet_since: when the call last moved: it was opened, or a piece of its body left. In the loop's time.
     """
 
-    __slots__ = ("_chunks", "_credit", "_error", "_link", "_reply", "_wake", "call_id", "ended", "offset")
+    __slots__ = ("_chunks", "_credit", "_error", "_link", "_reply", "_sender", "_wake", "call_id", "ended", "offset",
+                 "quiet_since")  # fmt: skip
 
-    def __init__(self, link: "Link", call_id: int, offset: int) -> None:
+    def __init__(self, link: "Link", call_id: int, offset: int, now: float) -> None:
         self._link = link
         self.call_id = call_id
         self.offset = offset
         self.ended = False
+        self.quiet_since = now
         self._reply: e.ReplyReceived | None = None
         self._chunks: deque[bytes] = deque()
-        self._error: StormlineError | None = None
+        self._error: BaseException | None = None
         self._wake: asyncio.Future[None] | None = None
         self._credit: asyncio.Future[None] | None = None
+        self._sender: asyncio.Task[None] | None = None
+
+    @property
+    def sending(self) -> bool:
+        """True while the rest of the request's body is being sent."""
+        return self._sender is not None and not self._sender.done()
+
+    async def left(self) -> None:
+        """Wait until the kernel has taken what was put out for this call so far."""
+        await self._link.drained()
+
+    def doubt(self) -> None:
+        """No answer came when one was due: have the link looked at."""
+        self._link.check()
+
+    @property
+    def accepted(self) -> bool:
+        """True where its link's session stands, or stood."""
+        return self._link.welcome is not None
+
+    @property
+    def readable(self) -> bool:
+        """True where `read` gives or raises something at once."""
+        return bool(self._chunks) or self.ended
 
     @property
     def maybe_delivered(self) -> bool:
         """False while the kernel has taken nothing of this call."""
         return self._link.sent_bytes > self.offset
 
-    async def send_body(self, chunks: AsyncIterator[bytes]) -> None:
-        """Send the rest of the request body as credit allows; stops early where the call has ended."""
-        machine = self._link.machine
+    def start_body(self, chunks: AsyncIterator[bytes]) -> None:
+        """Send the rest of the request body as credit allows, beside the waiting for the answer.
+
+        An exception of `chunks` ends the call and is raised by `reply` or `read`. The end of the call ends the sending.
+        """
+        self._sender = asyncio.create_task(self._send_body(chunks), name="stormline send body")
+        self._sender.add_done_callback(self._body_left)
+
+    async def _send_body(self, chunks: AsyncIterator[bytes]) -> None:
+        link, machine = self._link, self._link.machine
         async for whole in chunks:
             for start in range(0, len(whole), limits.CHUNK_BYTES_MAX):
                 rest = whole[start : start + limits.CHUNK_BYTES_MAX]
                 while rest:
-                    if self.ended or not machine.is_open(self.call_id):
+                    await link.drained()
+                    if self.ended:
                         return
                     size = min(len(rest), machine.credit(self.call_id))
                     if size == 0:
-                        self._credit = asyncio.get_running_loop().create_future()
-                        await self._credit
+                        await self._wait_credit()
                         continue
                     machine.send_data(self.call_id, rest[:size])
                     rest = rest[size:]
-                    self._link.flush()
-                    await self._link.drained()
-        if not self.ended and machine.is_open(self.call_id):
+                    self.quiet_since = link.now()
+                    link.flush()
+        if not self.ended:
             machine.send_data(self.call_id, b"", end=True)
-            self._link.flush()
+            self.quiet_since = link.now()
+            link.flush()
+
+    async def _wait_credit(self) -> None:
+        self._credit = asyncio.get_running_loop().create_future()
+        try:
+            await self._credit
+        finally:
+            self._credit = None
+
+    def _body_left(self, sender: asyncio.Task[None]) -> None:
+        error = None if sender.cancelled() else sender.exception()
+        if error is not None and not self.ended:
+            self._link.forget(self)
+            self.fail(error)
 
     async def reply(self) -> e.ReplyReceived:
         """Wait for the answer's head.
 
         Raises:
             CallError: the other side said no.
+            DeadlineExceeded: the gateway's word that time ran out.
             ChannelLost: the link went away; `maybe_delivered` is exact.
+            Exception: of the source of the request's body.
         """
         while self._reply is None:
             if self._error is not None:
@@ -127,6 +182,7 @@ class LinkCall:
         Raises:
             CallError: the other side broke off.
             ChannelLost: the link went away in the middle.
+            Exception: of the source of the request's body.
         """
         while True:
             while self._chunks:
@@ -143,7 +199,7 @@ class LinkCall:
     def cancel(self) -> None:
         """Give the call up."""
         if not self.ended:
-            self.ended = True
+            self._end()
             self._link.forget(self)
 
     async def _wait(self) -> None:
@@ -158,20 +214,27 @@ class LinkCall:
             if future is not None and not future.done():
                 future.set_result(None)
 
+    def _end(self) -> None:
+        self.ended = True
+        if self._sender is not None:
+            self._sender.cancel()
+
     def take(self, event: e.ReplyReceived | e.DataReceived | e.CreditGranted) -> None:
         """Link only: an event about this call came."""
         if isinstance(event, e.ReplyReceived):
             self._reply = event
             self._chunks.append(event.body)
-            self.ended = not event.more
+            if not event.more:
+                self._end()
         elif isinstance(event, e.DataReceived):
             self._chunks.append(event.body)
-            self.ended = event.end
+            if event.end:
+                self._end()
         self._notify()
 
-    def fail(self, error: StormlineError) -> None:
+    def fail(self, error: BaseException) -> None:
         """Link only: the call ends with `error`."""
-        self.ended = True
+        self._end()
         self._error = error
         self._notify()
 
@@ -191,7 +254,8 @@ class Link:
         self._drained: asyncio.Event = asyncio.Event()
         self._drained.set()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
+        self._timer_at = 0.0
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._tasks: list[asyncio.Task[None]] = []
         self._farewell: asyncio.Task[None] | None = None
 
@@ -205,9 +269,49 @@ class Link:
         self.flush()
 
     @property
-    def usable(self) -> bool:
-        """True where a new call may be opened."""
-        return self.closed is None and self.machine.can_call
+    def standing(self) -> bool:
+        """True where it takes new calls, now or as soon as one of those open has ended."""
+        return self.closed is None and self.machine.state in (State.GREETING, State.OPEN)
+
+    def now(self) -> float:
+        """Give the loop's time."""
+        return self._loop.time()
+
+    async def slot(self) -> None:
+        """Wait until a call may be opened; returns at once where one may, or where the link has ended.
+
+        Open the call before the next `await`: the slot is not held. Who comes later waits behind those who wait.
+
+        Raises:
+            QueueFull: `limits.LINK_WAITING_MAX` calls wait already.
+        """
+        fresh = True
+        while self.standing and (not self.machine.can_call or (fresh and self._waiters)):
+            fresh = False
+            if len(self._waiters) >= limits.LINK_WAITING_MAX:
+                raise QueueFull(
+                    f"{len(self._waiters)} calls wait for the long connection already",
+                    phase=Phase.QUEUED,
+                    maybe_delivered=False,
+                )
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except BaseException:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                else:
+                    self._wake_waiter()  # it was our turn: somebody else's now
+                raise
+
+    def _wake_waiter(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                if self.standing:
+                    return
 
     @property
     def sent_bytes(self) -> int:
@@ -238,7 +342,7 @@ class Link:
         call_id = self.machine.send_call(
             gate, method, target=target, headers=headers, body=body, more=more, deadline_s=deadline_s
         )
-        call = LinkCall(self, call_id, self.machine.call_offset(call_id))
+        call = LinkCall(self, call_id, self.machine.call_offset(call_id), self._loop.time())
         self._calls[call_id] = call
         self.flush()
         return call
@@ -261,7 +365,7 @@ class Link:
         if self._calls.pop(call.call_id, None) is not None and self.closed is None:
             self.machine.send_cancel(call.call_id)
             self.flush()
-            self._leave_when_idle()
+            self._call_ended()
 
     def check(self) -> None:
         """Ask the peer for a sign of life; a dead link ends within `limits.HEARTBEAT_ANSWER_S`."""
@@ -293,8 +397,14 @@ class Link:
             await self._farewell
 
     def abandon(self) -> None:
-        """Close the socket and nothing else; for a link whose event loop is closed."""
-        self._stream.close()
+        """Drop the connection without a word, at once; also for a link whose event loop is closed."""
+        self.closed = self.closed or e.Closed(Code.OK, "abandoned", lost=True)
+        with contextlib.suppress(RuntimeError):  # a closed loop cannot cancel any more
+            for task in self._tasks:
+                task.cancel()
+            self._arm()
+        with contextlib.suppress(RuntimeError):
+            self._stream.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -307,12 +417,14 @@ class Link:
                 else:
                     self.machine.receive_eof(self._loop.time())
                 self._pump()
-        except (OSError, ssl.SSLError) as error:
-            self._end(e.Closed(Code.OK, f"{error}", lost=True))
+        except OSError as error:  # ssl.SSLError is one
+            self._end(e.Closed(Code.OK, reason_of(error), lost=True))
         except RemoteProtocolError as error:
             _log.warning("gateway %s broke the protocol: %s", self.peer, error)
-            self.flush()
             self._end(e.Closed(error.code, str(error)))
+        except Exception as error:
+            _log.exception("the long connection to %s ends by a fault of ours", self.peer)
+            self._end(e.Closed(Code.INTERNAL, type(error).__name__, lost=True))
 
     async def _write(self) -> None:
         try:
@@ -322,20 +434,23 @@ class Link:
                 while data := self.machine.data_to_send():
                     await self._stream.send_all(data)
                 self._drained.set()
-        except (OSError, ssl.SSLError) as error:
-            self._end(e.Closed(Code.OK, f"{error}", lost=True))
+        except OSError as error:
+            self._end(e.Closed(Code.OK, reason_of(error), lost=True))
 
     def _arm(self) -> None:
+        """Have one timer that fires no later than the next thing due. One that fires early finds out and sleeps on."""
         due = self.machine.next_timer() if self.closed is None else None
-        if due == self._timer_at:
-            return
         if self._timer is not None:
+            if due is not None and self._timer_at <= due:
+                return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._on_timer) if due is not None else None
-        self._timer_at = due
+            self._timer = None
+        if due is not None:
+            self._timer = self._loop.call_at(due, self._on_timer)
+            self._timer_at = due
 
     def _on_timer(self) -> None:
-        self._timer = self._timer_at = None
+        self._timer = None
         self.machine.handle_timer(self._loop.time())
         self._pump()
 
@@ -357,7 +472,7 @@ class Link:
                 call = self._calls.pop(event.call_id, None)
                 if call is not None:
                     call.fail(_call_error(event))
-                self._leave_when_idle()
+                self._call_ended()
             case e.PushReceived():
                 self._listener.link_push(self, event)
             case e.CallReceived():
@@ -374,7 +489,7 @@ class Link:
             case e.GoingAway():
                 _log.info("gateway %s asks us to leave: %s", self.peer, codes.name(event.code))
                 self._listener.link_leaving(self, event)
-                self._leave_when_idle()
+                self._call_ended()
             case e.PongReceived() | e.HelloReceived() | e.PushAcked():
                 pass
 
@@ -384,7 +499,12 @@ class Link:
             call.take(event)
             if call.ended:
                 self._calls.pop(event.call_id, None)
-                self._leave_when_idle()
+                self._call_ended()
+
+    def _call_ended(self) -> None:
+        if self._waiters:
+            self._wake_waiter()
+        self._leave_when_idle()
 
     def _leave_when_idle(self) -> None:
         if self.machine.state is State.DRAINING and not self._calls and self.closed is None:
@@ -399,6 +519,7 @@ class Link:
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             call.fail(self._lost_error(call, closed))
+        self._wake_waiter()
         self._arm()
         final = self.machine.data_to_send()
         self._farewell = self._loop.create_task(self._part(final), name="stormline link farewell")
@@ -413,7 +534,7 @@ class Link:
             if final:
                 async with asyncio.timeout(limits.CLOSE_FLUSH_S):
                     await self._stream.send_all(final)
-        except (OSError, ssl.SSLError, TimeoutError, LocalProtocolError):
+        except (OSError, TimeoutError, LocalProtocolError):
             pass
         finally:
             self._drained.set()
@@ -434,6 +555,9 @@ class Link:
 
 
 def _call_error(event: e.CallFailed) -> StormlineError:
+    if event.code == Code.GOING_AWAY and not event.maybe_delivered:
+        # It crossed the GOAWAY: nobody refused the call, it only has to go over another link.
+        return ChannelLost(f"the gateway is leaving: {event.reason}", phase=Phase.SEND, maybe_delivered=False)
     if event.code == Code.CALL_DEADLINE:
         return DeadlineExceeded(
             f"the gateway gave up waiting: {event.reason}",

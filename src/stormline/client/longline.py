@@ -1,14 +1,16 @@
 """The long connection of a client over time: opened when wanted, shared by all, reopened after a loss."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stormline.client.config import Config
-from stormline.client.link import Link
+from stormline.client.link import Link, LinkCall
 from stormline.client.scheduling import Scheduling, renewable
-from stormline.core import codes, errors
+from stormline.client.trace import CallTrace
+from stormline.core import codes, errors, limits
 from stormline.core.clock import Rng
 from stormline.core.phase import Phase
 from stormline.core.values import Address
@@ -47,6 +49,15 @@ class LineListener(Protocol):
         ...
 
 
+class _Target(NamedTuple):
+    """Where a gateway can be reached: addresses, or a name to be resolved; and whom its certificate must name."""
+
+    server_name: str
+    host: str
+    port: int
+    addresses: tuple[Address, ...] | None
+
+
 class LongLine:
     """Holds at most one link; who wants one while it is being opened waits for the same attempt."""
 
@@ -63,23 +74,25 @@ class LongLine:
         self._reconnect = Reconnect()
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
+        self._on_stages: list[OnStage] = []
         self._keeping: asyncio.Task[None] | None = None
         self._leaving: set[Link] = set()
+        self._suspects: list[str] = []
         self._lost = asyncio.Event()
         self._renewed = False
         self.listener: LineListener | None = None
         self.last_refusal: errors.RefusedError | None = None
 
     @property
-    def usable(self) -> bool:
-        """True where a link stands or may be tried now."""
-        standing = self._link is not None and self._link.usable
-        return standing or self._opening is not None or self._reconnect.may_try(self._loop.time())
-
-    @property
     def stopped(self) -> bool:
         """True where the gateway refused for good; only a new token or plan changes that."""
         return self._reconnect.stopped
+
+    @property
+    def paused(self) -> bool:
+        """True where no link stands and, after failures, none is tried for a while: other means come first."""
+        standing = self.link is not None or self._opening is not None
+        return not standing and self._reconnect.failing and self.pause_s() > 0
 
     def pause_s(self) -> float:
         """Seconds until a link may be tried again, 0 where it may be now."""
@@ -88,124 +101,210 @@ class LongLine:
 
     @property
     def link(self) -> Link | None:
-        """The link that stands, None where none does."""
-        return self._link if self._link is not None and self._link.usable else None
+        """The link that takes calls, None where there is none."""
+        return self._link if self._link is not None and self._link.standing else None
 
     async def get(self, on_stage: OnStage = lambda stage: None) -> tuple[Link, bool]:
-        """Give a usable link and whether it stood before; opens one where none does.
+        """Give a link with room for a call and whether it stood before; opens one where none does.
 
-        Safe to cancel: an attempt that others wait for goes on.
+        Waits while the back-off lasts, and for room: the caller brings the deadline. Safe to cancel: an attempt that
+        others wait for goes on. Open the call before the next `await`.
 
         Raises:
-            TransportError: none could be opened; `maybe_delivered` is False.
+            TransportError: none could be opened; `maybe_delivered` is False. Where the gateway refused for good, its
+                cause is the RefusedError.
         """
-        if self._link is not None and self._link.usable:
-            return self._link, True
+        link = self.link
+        stood = link is not None
+        if link is None:
+            link = await self._join_opening(on_stage)
+        if not link.machine.can_call:
+            on_stage(Phase.QUEUED)
+            await link.slot()
+        return link, stood
+
+    async def _join_opening(self, on_stage: OnStage) -> Link:
         on_stage(Phase.CONNECT)
         if self._opening is None:
-            self._opening = asyncio.create_task(self._open(on_stage), name="stormline open link")
+            self._opening = asyncio.create_task(self._open(), name="stormline open link")
             self._opening.add_done_callback(self._opened)
-        return await asyncio.shield(self._opening), False
+        self._on_stages.append(on_stage)
+        try:
+            return await asyncio.shield(self._opening)
+        finally:
+            self._on_stages.remove(on_stage)
+
+    async def call(
+        self, trace: CallTrace, gate: str, method: str, *, ends_at: float, target: str = "",
+        headers: messages.Headers = (), body: bytes = b"", more: bool = False,
+    ) -> tuple[LinkCall, bool]:  # fmt: skip
+        """Open a call, on a link that stands or a new one; give it and whether its link stood before.
+
+        Args:
+            trace: told how far it is.
+            ends_at: the call's deadline in the loop's time; bounds this wait too.
+
+        Raises:
+            DeadlineExceeded: no link in time.
+            TransportError: no link, see `get`; or the link went away in this moment (phase SEND); or the call cannot go
+                over one (too many headers, phase QUEUED). `maybe_delivered` is False.
+        """
+        try:
+            async with asyncio.timeout_at(ends_at) as timeout:
+                link, stood = await self.get(trace.enter)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            raise errors.DeadlineExceeded(
+                "no long connection in time", phase=Phase.CONNECT, maybe_delivered=False
+            ) from error
+        trace.connected(link.peer, Carrier.LONG_TLS.value, reused=stood)
+        trace.enter(Phase.SEND)
+        try:
+            call = link.call(
+                gate, method, target=target, headers=headers, body=body, more=more,
+                deadline_s=ends_at - self._loop.time(),
+            )  # fmt: skip
+        except errors.LocalProtocolError as error:  # it went away in this moment, or the call is too large for it
+            phase = Phase.QUEUED if link.standing else Phase.SEND
+            raise errors.WriteError(str(error), phase=phase, maybe_delivered=False) from error
+        return call, stood
 
     def _opened(self, task: asyncio.Task[Link]) -> None:
         self._opening = None
         if not task.cancelled():
             task.exception()  # retrieved: the waiters have it, and there may be none left
 
-    async def _open(self, on_stage: OnStage) -> Link:
-        endpoints = self._endpoints()
-        try:
-            if not endpoints:
-                await self._scheduling.refresh()
-                endpoints = self._endpoints()
-        except errors.DispatchError as error:
-            self._reconnect.observe_failure(self._loop.time(), self._rng.random())
-            raise errors.ConnectError(str(error), phase=Phase.PLAN, maybe_delivered=False) from error
-        if not endpoints:
-            self._reconnect.observe_failure(self._loop.time(), self._rng.random())
+    def _stage(self, stage: str) -> None:
+        for on_stage in self._on_stages:
+            on_stage(stage)
+
+    async def _open(self) -> Link:
+        if (pause := self.pause_s()) > 0:
+            await asyncio.sleep(pause)
+        if self._reconnect.stopped:
             raise errors.ConnectError(
-                "dispatch names no gateway for a long connection", phase=Phase.PLAN, maybe_delivered=False
-            )
+                f"the gateway refused for good: {self.last_refusal}", phase=Phase.CONNECT, maybe_delivered=False
+            ) from self.last_refusal
         try:
+            targets = self._targets()
+            if not targets:
+                await self._scheduling.refresh()
+                targets = self._targets()
             token = await self._scheduling.token()
         except errors.DispatchError as error:
             self._reconnect.observe_failure(self._loop.time(), self._rng.random())
             raise errors.ConnectError(str(error), phase=Phase.PLAN, maybe_delivered=False) from error
-        failures = []
-        for server_name, addresses in endpoints.items():
+        failures = [] if targets else ["dispatch names none"]
+        for target in targets:
             try:
-                stream = await self._dialer.dial(
-                    server_name,
-                    addresses[0].port,
-                    tls=True,
-                    timeout_s=self._config.connect_timeout_s,
-                    addresses=addresses,
-                    server_name=server_name,
-                    on_stage=on_stage,
-                )
-                if stream.alpn != messages.ALPN:
-                    stream.close()
-                    raise errors.TlsError(
-                        f"{stream.peer} does not speak {messages.ALPN}", phase=Phase.TLS, maybe_delivered=False
-                    )
+                return self._start(await self._dial(target), token)
             except errors.TransportError as error:
                 failures.append(str(error))
-            else:
-                return self._start(stream, token)
         self._reconnect.observe_failure(self._loop.time(), self._rng.random())
         raise errors.ConnectError(
             f"no gateway can be reached: {'; '.join(failures)}", phase=Phase.CONNECT, maybe_delivered=False
         )
 
+    async def _dial(self, target: _Target) -> Stream:
+        stream = await self._dialer.dial(
+            target.host,
+            target.port,
+            tls=True,
+            timeout_s=self._config.connect_timeout_s,
+            addresses=target.addresses,
+            server_name=target.server_name,
+            on_stage=self._stage,
+        )
+        if stream.alpn != messages.ALPN:
+            stream.close()
+            raise errors.TlsError(
+                f"{stream.peer} does not speak {messages.ALPN}", phase=Phase.TLS, maybe_delivered=False
+            )
+        return stream
+
     def _start(self, stream: Stream, token: str) -> Link:
         link = Link(stream, self)
-        link.start(
-            messages.Hello(
-                versions=(messages.VERSION,),
-                app=self._app,
-                token=token,
-                network=self._config.network,
-                client=self._client_name,
+        try:
+            link.start(
+                messages.Hello(
+                    versions=(messages.VERSION,),
+                    app=self._app,
+                    token=token,
+                    network=self._config.network,
+                    client=self._client_name,
+                )
             )
-        )
+        except errors.LocalProtocolError as error:
+            stream.close()
+            raise errors.WriteError(
+                f"the greeting cannot be sent: {error}", phase=Phase.CONNECT, maybe_delivered=False
+            ) from error
         self._link = link
         return link
 
-    def _endpoints(self) -> dict[str, tuple[Address, ...]]:
-        """Gateways of the plan: addresses, best first, by the name their certificate is checked against."""
+    def _targets(self) -> list[_Target]:
+        """Gateways of the plan, best first; one that broke off before its WELCOME goes behind the others."""
         plan = self._scheduling.plan
-        found: dict[str, dict[Address, None]] = {}
-        if plan is not None:
-            for endpoint in (*plan.gateways, *(each for host in plan.hosts.values() for each in host.endpoints)):
-                if endpoint.carrier == Carrier.LONG_TLS and endpoint.server_name:
-                    found.setdefault(endpoint.server_name, {})[Address(endpoint.host, endpoint.port)] = None
-        return {name: tuple(addresses) for name, addresses in found.items()}
+        if plan is None:
+            return []
+        named: list[_Target] = []
+        numbered: dict[str, dict[Address, None]] = {}
+        for endpoint in (*plan.gateways, *(each for host in plan.hosts.values() for each in host.endpoints)):
+            if endpoint.carrier != Carrier.LONG_TLS or not endpoint.server_name:
+                continue
+            address = Address(endpoint.host, endpoint.port)
+            if address.is_ip:
+                numbered.setdefault(endpoint.server_name, {})[address] = None
+            else:
+                named.append(_Target(endpoint.server_name, *address, None))
+        if all(str(address) in self._suspects for addresses in numbered.values() for address in addresses):
+            self._suspects = self._suspects[-1:]  # all have failed: begin anew, the last one last
+        groups = []
+        for name, addresses in numbered.items():
+            suspect = tuple(address for address in addresses if str(address) in self._suspects)
+            good = tuple(address for address in addresses if address not in suspect)
+            groups += [(rank, name, group) for rank, group in enumerate((good, suspect)) if group]
+        groups.sort(key=lambda group: group[0])  # stable: the plan's order stays
+        return [*(_Target(name, name, group[0].port, group) for _, name, group in groups), *dict.fromkeys(named)]
 
     # -- kept open for pushes --------------------------------------------------------------------------------------
 
     def keep(self) -> None:
         """Keep a link open from now on: pushes and calls of the server need one."""
-        if self._keeping is None:
+        if self._keeping is None or self._keeping.done():
             self._keeping = asyncio.create_task(self._keep(), name="stormline keep link")
 
+    async def unkeep(self) -> None:
+        """Reopen no link any more that no call asks for. One that stands stays."""
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
     async def _keep(self) -> None:
-        while not self._reconnect.stopped:
+        while (due := self._reconnect.keep_timer()) is not None:
+            if (pause := due - self._loop.time()) > 0:
+                await asyncio.sleep(pause)
+                continue  # it may have changed meanwhile
             self._lost.clear()
             try:
-                await self.get()
+                if self.link is None:
+                    await self._join_opening(lambda stage: None)
             except errors.TransportError as error:
                 _log.info("long connection: %s", error)
+            except errors.StormlineError:
+                _log.exception("long connection")
+                self._reconnect.observe_failure(self._loop.time(), self._rng.random())
             else:
                 await self._lost.wait()
-            due = self._reconnect.next_timer()
-            if due is not None:
-                await asyncio.sleep(max(0.0, due - self._loop.time()))
 
     # -- what the link tells -----------------------------------------------------------------------------------------
 
     def link_welcomed(self, link: Link, welcome: messages.Welcome) -> None:
         """See `LinkListener`."""
-        self._reconnect.observe_success()
+        self._reconnect.observe_success(self._loop.time())
+        self._suspects.clear()
         self.last_refusal = None
         self._renewed = False
         if self.listener is not None:
@@ -241,13 +340,25 @@ class LongLine:
         """See `LinkListener`: decide when to come back."""
         if link in self._leaving:
             self._leaving.discard(link)
-            return
+        else:
+            if self._link is link:
+                self._link = None
+            self._plan_return(link, closed)
+            self._lost.set()
+        if self.listener is not None:
+            self.listener.line_ended(link, closed)
+
+    def _plan_return(self, link: Link, closed: e.Closed) -> None:
         now, chance = self._loop.time(), self._rng.random()
+        if link.welcome is None:
+            self._suspects = [peer for peer in self._suspects if peer != link.peer][-limits.DIAL_CANDIDATES_MAX :]
+            self._suspects.append(link.peer)
         if closed.by_peer and closed.code != codes.Code.OK:
             refusal = errors.RefusedError(closed.code, closed.reason, closed.retry_after_s)
             self.last_refusal = refusal
             if renewable(refusal) and not self._renewed and self._scheduling.token_rejected():
                 self._renewed = True
+                self._suspects.clear()  # the token was at fault, not the gateway
                 self._reconnect.reset()
             elif refusal.action in (codes.Action.STOP, codes.Action.RENEW):
                 self._reconnect.observe_stop()
@@ -257,23 +368,24 @@ class LongLine:
             self._reconnect.observe_loss(now, chance)
         else:
             self._reconnect.observe_failure(now, chance)
-        if self._link is link:
-            self._link = None
-        self._lost.set()
-        if self.listener is not None:
-            self.listener.line_ended(link, closed)
 
     def abandon(self) -> None:
-        """Close the sockets; for a line whose event loop is closed."""
-        for link in (*self._leaving, *([self._link] if self._link is not None else [])):
+        """Drop everything at once, without a word; also for a line whose event loop is closed."""
+        self.listener = None
+        with contextlib.suppress(RuntimeError):  # a closed loop cannot cancel any more
+            for task in (self._keeping, self._opening):
+                if task is not None:
+                    task.cancel()
+        links = (*self._leaving, *([self._link] if self._link is not None else []))
+        for link in links:
             link.abandon()
 
     async def aclose(self) -> None:
         """Say good-bye and end everything."""
-        for task in (self._keeping, self._opening):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await self.unkeep()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
         links = [*self._leaving, *([self._link] if self._link is not None else [])]
         self._link = None
         await asyncio.gather(*(link.close() for link in links))

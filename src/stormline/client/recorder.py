@@ -42,6 +42,7 @@ class Recorder:
         rng: Rng,
         client_name: str,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._pool = pool
         self._endpoint = endpoint
         self._token = token
@@ -49,74 +50,103 @@ class Recorder:
         self._client_name = client_name
         self._queue: deque[CallRecord] = deque()
         self._dropped = 0
-        self._refused = 0
+        self._batch_max = report.BATCH_RECORDS_MAX
+        self._retry_after_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._closing = asyncio.Event()
 
     def add(self, record: CallRecord) -> None:
         """Take a record; never blocks, never raises."""
+        if self._closing.is_set():
+            return
         if len(self._queue) >= limits.REPORT_QUEUE_RECORDS_MAX:
             self._queue.popleft()
             self._dropped += 1
         self._queue.append(record)
-        if len(self._queue) >= report.BATCH_RECORDS_MAX:
-            self._hurry.set()
-        if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send_all(), name="stormline report")
+        if self._sender is None and (self._timer is None or len(self._queue) == report.BATCH_RECORDS_MAX):
+            # A timer, not a task: a loop that ends before it fires has nothing to complain of.
+            delay_s = limits.REPORT_INTERVAL_S if len(self._queue) < report.BATCH_RECORDS_MAX else 0.0
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(delay_s, self._start)
+
+    def _start(self) -> None:
+        self._timer = None
+        if self._sender is None:
+            self._sender = self._loop.create_task(self._send_all(), name="stormline report")
+            self._sender.add_done_callback(self._sent)
+
+    def _sent(self, sender: asyncio.Task[None]) -> None:
+        self._sender = None
+        if not sender.cancelled() and (error := sender.exception()) is not None:
+            _log.error("reporting failed", exc_info=error)
 
     async def _send_all(self) -> None:
+        """Send until the queue is empty; what comes meanwhile is gathered for as long as one sending takes."""
         failures = 0
         while self._queue:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.REPORT_INTERVAL_S):
-                    await self._hurry.wait()
-            self._hurry.clear()
             if await self._send_one():
                 failures = 0
                 continue
+            if self._closing.is_set():
+                return
             pause = limits.REPORT_RETRY_S * min(10.0, 2.0**failures) * (0.5 + 0.5 * self._rng.random())
             failures += 1
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(pause, self._retry_after_s)):
+                    await self._closing.wait()
 
     async def _send_one(self) -> bool:
-        """Send the oldest batch; True where it is off our hands (taken, or refused for good)."""
+        """Send the oldest batch; True where it is off our hands (taken, refused for good, or nobody wants any)."""
         endpoint = self._endpoint()
         if endpoint is None:
             self._queue.clear()
             return True
-        batch = [self._queue.popleft() for _ in range(min(len(self._queue), report.BATCH_RECORDS_MAX))]
+        batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_max))]
         dropped, self._dropped = self._dropped, 0
         body = report.encode(
             report.Report(platform=sys.platform, client=self._client_name, dropped=dropped, calls=batch)
         )
         try:
-            token = await self._token()
-            answer = await fetch.post(
-                self._pool,
-                address=Address(endpoint.host, endpoint.port),
-                server_name=endpoint.server_name,
-                path="/v1/report",
-                headers=(
-                    (b"content-type", report.MEDIA_TYPE.encode("ascii")),
-                    (b"authorization", b"Bearer " + token.encode("ascii", "replace")),
-                ),
-                body=body,
-                timeout_s=limits.REPORT_TIMEOUT_S,
-                size_max=limits.REPORT_ANSWER_BYTES_MAX,
-            )
-            retry = answer.status in (408, 429) or answer.status >= 500
-            if answer.status >= 400:
-                _log.info("the APM answered %d to a report", answer.status)
-                self._refused += 0 if retry else len(batch)
+            answer = await self._post(endpoint, body)
         except (errors.TransportError, errors.DispatchError) as error:
             _log.info("a report was not delivered: %s", error)
-            retry = True
+            self._put_back(batch, dropped)
+            return False
         except asyncio.CancelledError:
             self._put_back(batch, dropped)
             raise
-        if retry:
+        if answer.status < 400:
+            self._batch_max = report.BATCH_RECORDS_MAX
+            return True
+        _log.info("the APM answered %d to a report of %d calls", answer.status, len(batch))
+        if answer.status == 413 and len(batch) > 1:
+            self._batch_max = len(batch) // 2
             self._put_back(batch, dropped)
-        return not retry
+            return True  # the next, smaller one goes at once
+        if answer.status in (408, 429) or answer.status >= 500:
+            self._retry_after_s = _retry_after_s(answer)
+            self._put_back(batch, dropped)
+            return False
+        self._dropped += dropped + len(batch)
+        return True
+
+    async def _post(self, endpoint: Endpoint, body: bytes) -> fetch.Answer:
+        token = await self._token()
+        return await fetch.post(
+            self._pool,
+            address=Address(endpoint.host, endpoint.port),
+            server_name=endpoint.server_name,
+            path="/v1/report",
+            headers=(
+                (b"content-type", report.MEDIA_TYPE.encode("ascii")),
+                (b"authorization", b"Bearer " + token.encode("ascii", "replace")),
+            ),
+            body=body,
+            timeout_s=limits.REPORT_TIMEOUT_S,
+            size_max=limits.REPORT_ANSWER_BYTES_MAX,
+        )
 
     def _put_back(self, batch: list[CallRecord], dropped: int) -> None:
         room = limits.REPORT_QUEUE_RECORDS_MAX - len(self._queue)
@@ -124,12 +154,34 @@ class Recorder:
         self._dropped += dropped + len(batch) - len(kept)
         self._queue.extendleft(reversed(kept))
 
+    def abandon(self) -> None:
+        """Stop without sending what is left; also where the event loop is closed."""
+        self._closing.set()
+        with contextlib.suppress(RuntimeError):  # a closed loop cannot cancel any more
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._sender is not None:
+                self._sender.cancel()
+
     async def aclose(self) -> None:
         """Send what is queued, within `limits.REPORT_FLUSH_S`; drop the rest."""
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.gather(self._sender, return_exceptions=True)
+        self._closing.set()
+        if self._timer is not None:
+            self._timer.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.REPORT_FLUSH_S):
+                if (sender := self._sender) is not None:
+                    await asyncio.wait({sender})  # what is on its way is not sent a second time
                 while self._queue and await self._send_one():
                     pass
+        if (sender := self._sender) is not None:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+
+
+def _retry_after_s(answer: fetch.Answer) -> float:
+    """Give the pause asked for (RFC 9110 section 10.2.3, seconds only), at most our own longest."""
+    for name, value in answer.headers:
+        if name.lower() == b"retry-after" and value.isdigit() and len(value) <= 6:
+            return min(float(value), 10 * limits.REPORT_RETRY_S)
+    return 0.0

@@ -1,22 +1,21 @@
 """All parts of one client on one event loop, put together: pool, dispatch, long connection, executor, recorder."""
 
 import asyncio
-import logging
+import contextlib
+import os
 import ssl
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from importlib import metadata
 
 from stormline.client.answer import Answer
 from stormline.client.config import Config
 from stormline.client.executor import CallLimits, Executor
 from stormline.client.longline import LongLine
+from stormline.client.outside import REAL, Outside
 from stormline.client.recorder import Recorder
 from stormline.client.scheduling import Scheduling
 from stormline.client.store import Store
 from stormline.client.trace import CallTrace
-from stormline.net import trust
-from stormline.net.clock import SystemClock, SystemRng
-from stormline.net.resolve import Resolver
 from stormline.outbound.dial import Dialer
 from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import HttpPool
@@ -24,28 +23,40 @@ from stormline.telemetry.timeline import CallRecord
 from stormline.wire import messages
 from stormline.wire.plan import Endpoint
 
-_log = logging.getLogger("stormline.client")
 CLIENT_NAME = f"stormline/{metadata.version('stormline')}"
 
 
 class Runtime:
-    """A client's working parts. Made inside a running loop, used only there, ended by `aclose`."""
+    """A client's working parts. Made inside a running loop, used only there, ended by `aclose`.
 
-    def __init__(self, config: Config, *, foreign_context: ssl.SSLContext | None = None) -> None:
+    Attributes:
+        on_record: told of every finished call's record, besides the platform; must not raise.
+    """
+
+    def __init__(
+        self, config: Config, *, foreign_context: ssl.SSLContext | None = None, outside: Outside = REAL
+    ) -> None:
         self.config = config
+        self.pid = os.getpid()
+        self._over = False
         self.loop = asyncio.get_running_loop()
-        self.clock = SystemClock()
-        self.rng = SystemRng()
-        self._resolver = Resolver()
-        self._pool = HttpPool(Dialer(self._resolver, foreign_context or trust.foreign_context()), self.clock)
+        self.clock = outside.clock
+        self.rng = outside.rng
+        self._outside = outside
+        self._resolver = outside.resolver()
+        self._pool = HttpPool(self._dialer(foreign_context or outside.trust.foreign_context()), self.clock)
         self._roles_pool: HttpPool | None = None
         self._store: Store | None = None
         self.scheduling: Scheduling | None = None
         self.longline: LongLine | None = None
         self._recorder: Recorder | None = None
+        self.on_record: Callable[[CallRecord], None] | None = None
         if config.bundle is not None:
             self._join(config, config.bundle.app)
         self._executor = Executor(config, pool=self._pool, scheduling=self.scheduling, longline=self.longline)
+
+    def _dialer(self, context: ssl.SSLContext) -> Dialer:
+        return Dialer(self._resolver, context, open_tcp=self._outside.open_tcp)
 
     def _join(self, config: Config, app: str) -> None:
         """Set up the parts that need a platform."""
@@ -55,19 +66,22 @@ class Runtime:
         if config.store is not None:
             self._store = Store(config.store, app)
             self._store.open()
+        trust = self._outside.trust
         context = trust.roles_context(bundle.ca_pem, ("http/1.1",)) if bundle.ca_pem else trust.foreign_context()
         long_alpn = (messages.ALPN,)
         long_context = (
             trust.roles_context(bundle.ca_pem, long_alpn) if bundle.ca_pem else trust.foreign_context(long_alpn)
         )
-        self._roles_pool = HttpPool(Dialer(self._resolver, context), self.clock)
+        self._roles_pool = HttpPool(self._dialer(context), self.clock)
         self.scheduling = Scheduling(config, bundle, self._roles_pool, self.clock, self._store)
-        self.longline = LongLine(
-            config, app, self.scheduling, Dialer(self._resolver, long_context), self.rng, CLIENT_NAME
-        )
+        self.longline = LongLine(config, app, self.scheduling, self._dialer(long_context), self.rng, CLIENT_NAME)
         if config.report:
             self._recorder = Recorder(
-                self._roles_pool, self._report_endpoint, self.scheduling.token, self.rng, CLIENT_NAME
+                self._roles_pool,
+                self._report_endpoint,
+                self.scheduling.token,
+                self.rng,
+                CLIENT_NAME,
             )
 
     def _report_endpoint(self) -> Endpoint | None:
@@ -76,6 +90,8 @@ class Runtime:
 
     def record(self, record: CallRecord) -> None:
         """Take a finished call's record."""
+        if self.on_record is not None:
+            self.on_record(record)
         if self._recorder is not None:
             self._recorder.add(record)
 
@@ -108,28 +124,54 @@ class Runtime:
         """Run one HTTP request; see `Executor.execute`.
 
         Args:
-            timeouts: `deadline`, `read` and `connect` in seconds; absent or None takes the config's.
+            timeouts: `deadline`, `read` and `connect` in seconds, as httpx means them: None for `read` or `connect` is
+                no such bound; what is absent takes the config's.
         """
+        config = self.config
         call_limits = CallLimits(
-            deadline_s=timeouts.get("deadline") or self.config.deadline_s,
-            read_timeout_s=timeouts.get("read") or self.config.read_timeout_s,
-            connect_timeout_s=timeouts.get("connect") or self.config.connect_timeout_s,
+            deadline_s=timeouts.get("deadline") or config.deadline_s,
+            read_timeout_s=timeouts.get("read", config.read_timeout_s),
+            connect_timeout_s=timeouts.get("connect", config.connect_timeout_s),
         )
         request = HttpRequest(method, scheme, host, port, target, headers, body)
         return await self._executor.execute(request, call_limits, trace)
 
     def abandon(self) -> None:
-        """Close the sockets of a runtime whose loop is closed; nothing can be sent any more."""
+        """Close every socket at once, without a word: nobody uses it any more, or its loop is closed.
+
+        In a child after `fork` it does nothing: the sockets, and what TLS would say on them, are the parent's.
+        """
+        if self._over or os.getpid() != self.pid:
+            return
+        self._over = True
+        for part in (self._recorder, self.longline, self.scheduling):
+            if part is not None:
+                part.abandon()
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
-                pool.close()
-        if self.longline is not None:
-            self.longline.abandon()
+                with contextlib.suppress(RuntimeError):  # a closed loop cannot wake who waits
+                    pool.close()
         if self._store is not None:
             self._store.close()
 
+    def __del__(self) -> None:
+        """Leave no socket behind where the client was never closed."""
+        if getattr(self, "_over", True) or os.getpid() != self.pid:
+            return
+        if self.loop.is_closed() or not self.loop.is_running():
+            self.abandon()
+            return
+        self._over = True
+        parts = Runtime.__new__(Runtime)  # a live loop is touched from its own thread only; and this object is going
+        parts.__dict__.update(self.__dict__, _over=False)
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(parts.abandon)
+
     async def aclose(self) -> None:
         """Send the last report, say good-bye to the gateway, close every connection."""
+        if self._over:
+            return
+        self._over = True
         if self._recorder is not None:
             await self._recorder.aclose()
         if self.longline is not None:

@@ -1,8 +1,10 @@
 """Asking the scheduling centre: by address, verified, cached; and getting this device its token."""
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
+from typing import Any
 
 import msgspec
 
@@ -57,6 +59,7 @@ class Scheduling:
         self._not_before = 0.0
         self._last_error: errors.DispatchError | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._asking_next: asyncio.Task[None] | None = None
         self._token = config.token.reveal() if config.token is not None else bundle.token
         self._token_given = bool(self._token)
         self._enrolling: asyncio.Task[str] | None = None
@@ -69,9 +72,14 @@ class Scheduling:
         signed = store.load_plan()
         if signed:
             try:
-                self._accept(signed, hosts=())
+                restored = self._accept(signed, hosts=())
             except errors.AnswerRejected as error:
                 _log.info("stored plan not used: %s", error)
+            else:
+                # Part of its life was spent while we did not run, by the only clock that ran meanwhile.
+                left = max(0.0, restored.expires_at - self._clock.wall())
+                self._fresh_until = min(self._fresh_until, self._clock.monotonic() + left)
+                self._hosts.update(dict.fromkeys(list(restored.hosts)[: limits.PLAN_HOSTS_MAX]))
 
     @property
     def plan(self) -> Plan | None:
@@ -88,10 +96,14 @@ class Scheduling:
         """Why the last question failed, None where it did not."""
         return self._last_error
 
-    async def host_plan(self, host: str) -> HostPlan | None:
+    async def host_plan(self, host: str, *, wait_s: float = limits.PLAN_WAIT_S) -> HostPlan | None:
         """Give dispatch's word on `host`; None where it has none, or could not be asked within the bound.
 
         Never raises for an outage of dispatch: see `last_error`. Safe to cancel; a question in flight goes on.
+
+        Args:
+            host: name as in the URL.
+            wait_s: the most that asking may take here.
         """
         try:
             host = hostname.normalise(host)
@@ -106,10 +118,12 @@ class Scheduling:
                 self._ask(host)
         elif now >= self._not_before or (not known and self._last_error is None):
             task = self._ask(host)
-            await asyncio.wait({task}, timeout=limits.PLAN_WAIT_S)
+            if not known or self._last_error is None:  # else: there is an outage, and the stale word serves meanwhile
+                await asyncio.wait({task}, timeout=min(wait_s, limits.PLAN_WAIT_S))
         return self._plan.hosts.get(host) if self._plan is not None else None
 
     def _ask(self, host: str) -> asyncio.Task[None]:
+        """Give the question that will answer for `host`: the one in flight, or one that follows it."""
         fresh_host = host not in self._hosts
         self._hosts[host] = None
         self._hosts.move_to_end(host)
@@ -117,12 +131,16 @@ class Scheduling:
             self._hosts.popitem(last=False)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_once(), name="stormline ask dispatch")
+        elif self._asking_next is not None:
+            return self._asking_next
         elif fresh_host:
-            self._asking = asyncio.create_task(self._ask_after(self._asking), name="stormline ask dispatch")
+            self._asking_next = asyncio.create_task(self._ask_after(self._asking), name="stormline ask dispatch next")
+            return self._asking_next
         return self._asking
 
     async def _ask_after(self, earlier: asyncio.Task[None]) -> None:
         await asyncio.wait({earlier})
+        self._asking, self._asking_next = self._asking_next, None
         await self._ask_once()
 
     async def _ask_once(self) -> None:
@@ -190,13 +208,15 @@ class Scheduling:
             return self._token
         if self._enrolling is None or self._enrolling.done():
             self._enrolling = asyncio.create_task(self._enrol(), name="stormline enrol")
+            self._enrolling.add_done_callback(_retrieve)
         return await asyncio.shield(self._enrolling)
 
     def token_rejected(self) -> bool:
         """The gateway did not take the token; True where a new one can be got by itself."""
         if self._token_given:
             return False
-        self._token = ""
+        if self._enrolling is None or self._enrolling.done():
+            self._token = ""
         return True
 
     async def _enrol(self) -> str:
@@ -208,10 +228,10 @@ class Scheduling:
                 if answer.status not in (200, 201):
                     raise errors.AnswerRejected("refused", _refusal(answer))
                 token = msgspec.json.decode(answer.body, type=_Enrolled).token
-            except errors.TransportError as error:
+            except (errors.TransportError, errors.AnswerRejected) as error:
                 failures.append(f"{address}: {error}")
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise errors.AnswerRejected("malformed", f"enrolment: {error}") from error
+            except (msgspec.MsgspecError, UnicodeDecodeError):  # its text may quote the answer, which holds the token
+                failures.append(f"{address}: its answer is malformed")
             else:
                 self._token = token
                 if self._store is not None:
@@ -233,10 +253,23 @@ class Scheduling:
 
     async def aclose(self) -> None:
         """End what is in flight."""
-        tasks = [task for task in (self._asking, self._enrolling) if task is not None]
+        await asyncio.gather(*self._cancel(), return_exceptions=True)
+
+    def abandon(self) -> None:
+        """End what is in flight without waiting; also where the event loop is closed."""
+        with contextlib.suppress(RuntimeError):  # a closed loop cannot cancel any more
+            self._cancel()
+
+    def _cancel(self) -> list[asyncio.Task[Any]]:
+        tasks = [task for task in (self._asking, self._asking_next, self._enrolling) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return tasks
+
+
+def _retrieve(task: asyncio.Task[str]) -> None:
+    if not task.cancelled():
+        task.exception()  # who waited has it, and they may all have gone
 
 
 def _refusal(answer: fetch.Answer) -> str:
@@ -248,5 +281,10 @@ def _refusal(answer: fetch.Answer) -> str:
 
 
 def renewable(error: BaseException | None) -> bool:
-    """True where a refusal says that a new token would help."""
-    return isinstance(error, errors.RefusedError) and error.action is codes.Action.RENEW
+    """True where a refusal says that a new token would help.
+
+    One that is not genuine counts too: a token kept from a platform whose keys were made anew since.
+    """
+    return isinstance(error, errors.RefusedError) and (
+        error.action is codes.Action.RENEW or error.code == codes.Code.TOKEN_INVALID
+    )

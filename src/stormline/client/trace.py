@@ -1,9 +1,8 @@
 """What is known of one call while it runs: its timeline, its attempts, and in the end its record."""
 
-import ipaddress
 from collections.abc import Callable
 
-from stormline.core import errors, ids
+from stormline.core import errors, ids, limits
 from stormline.core.clock import Clock, Rng
 from stormline.policy.means import Step
 from stormline.telemetry import kinds
@@ -35,7 +34,7 @@ class CallTrace:
             started_at_ms=round(clock.wall() * 1000),
             method=method,
             host=host,
-            path=path,
+            path=path[: limits.RECORD_PATH_CHARS_MAX],
             business=business,
             network=network,
         )
@@ -46,14 +45,15 @@ class CallTrace:
 
     def note(self, line: str) -> None:
         """A decision was taken."""
-        self.timeline.note(self._clock.monotonic(), line)
+        if len(self.timeline.story) < limits.STORY_LINES_MAX:
+            self.timeline.note(self._clock.monotonic(), line)
 
     def attempt(self, step: Step) -> None:
         """A step begins."""
         self._attempt_start = self._clock.monotonic()
-        self._attempt = AttemptRecord(means=step.means, start_ms=(self._attempt_start - self._start) * 1000)
+        self._attempt = AttemptRecord(means=step.means.value, start_ms=(self._attempt_start - self._start) * 1000)
         self.record.attempts.append(self._attempt)
-        self.record.means = step.means
+        self.record.means = step.means.value
         self.note(f"try {step.means}{f' at {step.address}' if step.address else ''}")
 
     def connected(self, address: str, carrier: str, *, reused: bool) -> None:
@@ -64,20 +64,26 @@ class CallTrace:
         self.record.family = _family(address)
         self.note(f"{'reuse' if reused else 'connected'} {carrier} {address}")
 
-    def attempt_failed(self, error: errors.TransportError) -> None:
-        """The step failed."""
+    def attempt_failed(self, error: BaseException) -> None:
+        """The step failed, or the caller gave up in it."""
         self._end_attempt()
+        phase = _phase(error, self.timeline.stage)
         if self._attempt is not None:
-            self._attempt.failure = kinds.failure_kind(error)
-            self._attempt.phase = error.phase
-            self._attempt.maybe_delivered = error.maybe_delivered
-        self.note(f"failed in {error.phase}: {error}")
+            self._attempt.failure = _kind(error)
+            self._attempt.phase = phase
+            self._attempt.maybe_delivered = getattr(error, "maybe_delivered", False)
+        # An exception that is not ours may quote the caller's data; its kind is enough.
+        self.note(f"failed in {phase}: {error if isinstance(error, errors.StormlineError) else type(error).__name__}")
 
     def answered(self, status: int) -> None:
         """The head of the answer came."""
         self.record.status = status
         self.enter("body")
         self.note(f"status {status}")
+
+    def handed_down(self, size: int) -> None:
+        """Bytes of the request go down, once per attempt."""
+        self.record.bytes_up += size
 
     def handed_out(self, size: int) -> None:
         """A chunk of the body goes to the consumer; the time until `pulled` is decoding, not network."""
@@ -106,10 +112,8 @@ class CallTrace:
 
     def failed(self, error: BaseException) -> None:
         """The call as a whole failed."""
-        if isinstance(error, errors.TransportError):
-            self.record.failure, self.record.phase = kinds.failure_kind(error), error.phase
-        else:
-            self.record.failure, self.record.phase = "cancelled", self.timeline.stage
+        self._end_attempt()
+        self.record.failure, self.record.phase = _kind(error), _phase(error, self.timeline.stage)
         self.record.ok_network = self.record.ok_http = False
         self.finish()
 
@@ -140,9 +144,14 @@ class CallTrace:
             self._attempt.duration_ms = (self._clock.monotonic() - self._attempt_start) * 1000
 
 
+def _kind(error: BaseException) -> str:
+    return "cancelled" if not isinstance(error, Exception) else kinds.failure_kind(error)
+
+
+def _phase(error: BaseException, stage: str) -> str:
+    return error.phase.value if isinstance(error, errors.TransportError) else stage
+
+
 def _family(address: str) -> int:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).version
-    except ValueError:
-        return 0
+    """Give the IP version of `ip:port`, 0 where there is none."""
+    return 6 if address.startswith("[") else 4 if address else 0

@@ -1,24 +1,27 @@
 """The transports that go under httpx and httpx2 clients."""
 
 import asyncio
+import functools
 import os
 import ssl
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 
 from stormline.client.answer import Answer
-from stormline.client.background import BACKGROUND
+from stormline.client.background import BACKGROUND, PulledBody
 from stormline.client.config import Config, load_bundle
 from stormline.client.flavours import Flavour, flavour_of
+from stormline.client.outside import REAL, Outside
 from stormline.client.runtime import Runtime
-from stormline.core import errors
+from stormline.core import errors, limits
 from stormline.wire.bundle import Bundle
 
 HOLD = "stormline.hold"
 """Request extension: a list that takes the call's trace; its owner then finishes the trace."""
+_INHERITED: Final[list[Runtime]] = []
+"""What came over by `fork`: kept from being collected, as its sockets are the parent's."""
 
 
 def make_config(config: Config | None, bundle: Bundle | str | os.PathLike[str] | None) -> Config:
@@ -35,7 +38,6 @@ async def run_request(runtime: Runtime, flavour: Flavour, request: Any, body: An
     scheme = url.scheme
     host = url.raw_host.decode("ascii")
     extensions = request.extensions
-    timeout = extensions.get("timeout") or {}
     trace = runtime.trace(
         method=request.method,
         host=host,
@@ -44,6 +46,8 @@ async def run_request(runtime: Runtime, flavour: Flavour, request: Any, body: An
     )
     hold = extensions.get(HOLD)
     if hold is not None:
+        if hold:
+            hold[-1].release()  # of the redirect before; its body has ended
         trace.held = True
         hold.append(trace)
     return await runtime.execute(
@@ -54,13 +58,21 @@ async def run_request(runtime: Runtime, flavour: Flavour, request: Any, body: An
         target=url.raw_path,
         headers=tuple(request.headers.raw),
         body=body,
-        timeouts={
-            "deadline": extensions.get("stormline.deadline_s"),
-            "read": timeout.get("read"),
-            "connect": timeout.get("connect"),
-        },
+        timeouts=_timeouts(extensions),
         trace=trace,
     )
+
+
+def _timeouts(extensions: Any) -> dict[str, float | None]:
+    timeouts = dict(extensions.get("timeout") or {})
+    deadline_s = extensions.get("stormline.deadline_s")
+    if deadline_s is not None:
+        if not 0 < deadline_s <= limits.CALL_DEADLINE_MAX_S:
+            raise errors.LocalProtocolError(
+                f"stormline.deadline_s={deadline_s!r}: expected seconds in (0, {limits.CALL_DEADLINE_MAX_S:.0f}]"
+            )
+        timeouts["deadline"] = deadline_s
+    return timeouts
 
 
 class AsyncTransport(httpx2.AsyncBaseTransport):
@@ -74,6 +86,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         config: further settings.
         verify: TLS trust for origins reached directly; None for the system's. The platform's roles are verified by
             the bundle's own CA, whatever stands here.
+        outside: the machine it runs on; another one in simulation.
 
     Raises:
         BundleError: the bundle cannot be used.
@@ -85,10 +98,17 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         *,
         config: Config | None = None,
         verify: ssl.SSLContext | None = None,
+        outside: Outside = REAL,
     ) -> None:
         self._config = make_config(config, bundle)
         self._verify = verify
+        self._outside = outside
         self._runtime: Runtime | None = None
+
+    @property
+    def used(self) -> bool:
+        """True where there is something to close."""
+        return self._runtime is not None
 
     def runtime(self) -> Runtime:
         """Give the parts on the running loop, making them at first use.
@@ -96,21 +116,19 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         Raises:
             LocalProtocolError: no asyncio loop runs, or the transport belongs to another loop that still lives.
         """
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            raise errors.LocalProtocolError(
-                "stormline's asynchronous transport needs asyncio (trio is not supported)"
-            ) from None
-        if self._runtime is not None and self._runtime.loop is not loop:
-            if not self._runtime.loop.is_closed():
+        loop = _running_loop()
+        runtime = self._runtime
+        if runtime is not None and runtime.loop is loop:
+            return runtime
+        if runtime is not None and runtime.pid != os.getpid():
+            _INHERITED.append(runtime)  # after a fork: the parent's, and not to be touched
+        elif runtime is not None:
+            if not runtime.loop.is_closed():
                 raise errors.LocalProtocolError(
                     "this transport belongs to another event loop; use one transport per loop"
                 )
-            self._runtime.abandon()
-            self._runtime = None
-        if self._runtime is None:
-            self._runtime = Runtime(self._config, foreign_context=self._verify)
+            runtime.abandon()
+        self._runtime = Runtime(self._config, foreign_context=self._verify, outside=self._outside)
         return self._runtime
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -125,19 +143,26 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         body = flavour.body_in_memory(request)
         try:
             answer = await run_request(self.runtime(), flavour, request, body if body is not None else request.stream)
-        except errors.TransportError as error:
+        except (errors.TransportError, errors.LocalProtocolError) as error:
             raise flavour.convert(error, request) from error
         return flavour.response(answer, request)
 
     async def aclose(self) -> None:
-        """Send what telemetry is left, and close every connection."""
-        runtime, self._runtime = self._runtime, None
+        """Send what telemetry is left, and close every connection.
+
+        Raises:
+            LocalProtocolError: called on another event loop than the one it is used on, while that one lives.
+        """
+        runtime = self._runtime
         if runtime is None:
             return
-        if runtime.loop is asyncio.get_running_loop():
-            await runtime.aclose()
-        elif runtime.loop.is_closed():
+        if runtime.loop.is_closed() or runtime.pid != os.getpid():
             runtime.abandon()
+        elif runtime.loop is _running_loop():
+            await runtime.aclose()
+        else:
+            raise errors.LocalProtocolError("this transport belongs to another event loop; close it there")
+        self._runtime = None
 
 
 class Transport(httpx2.BaseTransport):
@@ -167,23 +192,28 @@ class Transport(httpx2.BaseTransport):
         flavour = flavour_of(request)
         if request.url.scheme not in ("http", "https"):
             raise flavour.unsupported(request)
-        body = flavour.body_in_memory(request)
+        whole = flavour.body_in_memory(request)
+        pulled = PulledBody(request.stream) if whole is None else None
+        wait = functools.partial(BACKGROUND.run, body=pulled)
         try:
-            answer = BACKGROUND.run(self._run(flavour, request, body if body is not None else _chunks(request.stream)))
-        except errors.TransportError as error:
+            answer = wait(self._run(flavour, request, whole if pulled is None else pulled))
+        except (errors.TransportError, errors.LocalProtocolError) as error:
             raise flavour.convert(error, request) from error
-        return flavour.response(answer, request, BACKGROUND.run)
+        return flavour.response(answer, request, wait)
 
     async def _run(self, flavour: Flavour, request: Any, body: Any) -> Answer:
         return await run_request(self._inner.runtime(), flavour, request, body)
 
     def close(self) -> None:
         """Send what telemetry is left, and close every connection."""
-        BACKGROUND.run(self._inner.aclose())
+        if self._inner.used:
+            BACKGROUND.run(self._inner.aclose())
 
 
-async def _chunks(stream: Any) -> AsyncIterator[bytes]:
-    """Read a synchronous body without blocking the background loop."""
-    iterator = iter(stream)
-    while (chunk := await asyncio.to_thread(next, iterator, None)) is not None:
-        yield chunk
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise errors.LocalProtocolError(
+            "stormline's asynchronous transport needs asyncio (trio is not supported)"
+        ) from None

@@ -22,7 +22,8 @@
     ├── RefusedError                the gateway refused or ended the session (`code`, `action`)
     ├── SignatureError              a signed text is not from whom it claims, or is not for us
     │   ├── UnknownKeyError         it names a key we do not have
-    │   └── ExpiredError            it was good once
+    │   ├── ExpiredError            it was good once
+    │   └── NotYetValidError        it will be good later: one of the two clocks is wrong
     ├── RequestRefused              one of our own HTTP services says no; `code` is the word sent to the caller
     ├── DispatchError               the scheduling centre gave no usable answer
     │   ├── DispatchUnreachable     none of its addresses answered
@@ -193,7 +194,11 @@ class UnknownKeyError(SignatureError):
 
 
 class ExpiredError(SignatureError):
-    """A signed text is genuine and past its time (or not yet in it)."""
+    """A signed text is genuine and past its time."""
+
+
+class NotYetValidError(SignatureError):
+    """A signed text is genuine and from the future: the signer's clock or ours is wrong."""
 
 
 class RequestRefused(StormlineError):

@@ -330,6 +330,18 @@ RECONNECT_FIRST_S: Final = 1.0
 """Span of the first reconnect; a thousand clients of a restarted gateway come back spread over it."""
 RECONNECT_MAX_S: Final = 60.0
 """Longest pause between two tries of the long connection."""
+RECONNECT_STABLE_S: Final = 10.0
+"""A session that ends sooner counts as a failed try, so a gateway that accepts and drops is left alone more and more."""
+RECONNECT_RETRY_AFTER_MAX_S: Final = 3600.0
+"""The longest pause a gateway can ask for: a mistake of its operator must not keep devices away for a day."""
+CALL_TRIES_MAX: Final = 8
+"""Tries of one RPC that certainly did not get out, within its deadline; the back-off between them bounds it too."""
+LINK_WAITING_MAX: Final = 1024
+"""Calls that wait for one of the `CALLS_IN_FLIGHT_MAX` of a link; beyond it a call fails with QueueFull."""
+RECORD_PATH_CHARS_MAX: Final = 512
+"""Path of a call record; a batch of records stays within what the APM reads."""
+STORY_LINES_MAX: Final = 64
+"""Lines of one call's story: `ATTEMPTS_MAX` attempts with every address they race."""
 PLAN_WAIT_S: Final = 3.0
 """The most of a call's time that asking dispatch may take; then the call goes on without a plan."""
 PLAN_RETRY_S: Final = 5.0
@@ -381,6 +393,8 @@ STALL_TIMEOUT_S: Final = 120.0
 CALL_DEADLINE_GRACE_S: Final = 0.5
 """How long after the deadline the session itself ends a call: the gate knows better what became of the work, so it is
 given the time to say so."""
+ENGINE_FIRST_WAIT_S: Final = 1.0
+"""How long a starting gateway waits for the engine before it serves without: one that runs answers in milliseconds."""
 DRAIN_S: Final = 1.0
 """How long a stopping gateway waits after GOAWAY for calls to end, inside `ROLE_STOP_TIMEOUT_S`."""
 CALL_RETRY_AFTER_S: Final = 1.0
@@ -400,13 +414,12 @@ DIRECTORY_REFRESH_S: Final = 60.0
 DIRECTORY_TICK_S: Final = 1.0
 """How often a node looks whether its entries are due, and whether the engine still has them."""
 DIRECTORY_WRITES_MAX: Final = 32
-"""Directory writes under way from one node: re-announcing 18,000 sessions takes seconds, not a burst the engine feels."""
+"""Directory writes under way from one node: announcing 18,000 sessions again takes seconds, and is no burst to the
+engine."""
 DIRECTORY_TAKEOVER_TRIES_MAX: Final = 8
 """Tries to win an entry against others that write it at the same moment, then again at the next tick."""
 DIRECTORY_FLUSH_S: Final = 0.3
 """How long a stopping node tries to remove its entries; what remains ends with its lease."""
-DIRECTORY_FRESH_S: Final = 5.0
-"""Age up to which a session takes a directory entry over because it came last, whatever the nodes' clocks say."""
 DIRECTORY_REMOVALS_MAX: Final = 50_000
 """Ended sessions whose entries wait to be removed while the engine is away; beyond it their leases end them."""
 PUSH_ID_CHARS_MAX: Final = 128
@@ -447,3 +460,86 @@ REQUEST_HEAD_BYTES_MAX: Final = 32 * 1024
 """Request line and headers of one HTTP request; beyond it 431."""
 REQUEST_HEAD_TIMEOUT_S: Final = 10.0
 """From the start of a connection, or of a later request, to the end of its head; beyond it 408."""
+
+# -- the link model ---------------------------------------------------------------------------------------------------
+LINK_QUEUE_BYTES: Final = 256 * 1024
+"""Queue of an emulated link where none is given: the usual size of a home router's or a modem's buffer."""
+LINK_MTU_BYTES_MAX: Final = 65_535
+"""The largest IP packet there is; an emulated link has no other MTU unless one is given."""
+LINK_RATE_BPS_MIN: Final = 100.0
+"""Below this one packet takes minutes; a link that is dead is modelled as a blackout."""
+FADE_PERIOD_S_MIN: Final = 0.01
+"""Fades that come more often are random loss; and each one costs memory until it is past."""
+TRACE_OPPORTUNITIES_MAX: Final = 4_000_000
+"""Lines of a capacity trace: 48 Mbit/s for a quarter of an hour, 32 MB."""
+SCHEDULE_STEPS_MAX: Final = 10_000
+"""Steps of one schedule; a run of an hour with a change every half second has fewer."""
+SCHEDULE_REPEAT_S_MIN: Final = 0.01
+"""Shortest round of a schedule that repeats."""
+
+# -- the simulator ----------------------------------------------------------------------------------------------------
+SIM_TIME_MAX_S: Final = 24 * 3600.0
+"""Virtual seconds of one run: a scenario is minutes; what is not over after a day never will be."""
+SIM_STEPS_MAX: Final = 5_000_000
+"""Turns of the loop in one run: some minutes of real time; a scenario needs tens of thousands."""
+SIM_SEGMENT_BYTES: Final = 1400
+"""Bytes of one simulated TCP segment: an Ethernet frame less the headers and what tunnels take."""
+SIM_HEADER_BYTES: Final = 52
+"""IPv4 and TCP headers of a segment, with timestamps."""
+SIM_SEND_BUFFER_BYTES: Final = 128 * 1024
+"""A simulated kernel's send buffer: what is taken and not acknowledged; a fair middle of Linux' autotuning."""
+SIM_RECEIVE_BUFFER_BYTES: Final = 256 * 1024
+"""A simulated kernel's receive buffer, which is also the largest window it offers."""
+SIM_RTO_MIN_S: Final = 0.2
+"""Shortest retransmission time-out (Linux; RFC 6298 would have 1 s)."""
+SIM_RTO_FIRST_S: Final = 1.0
+"""Retransmission time-out before the first measurement, and of the first SYN (RFC 6298 section 2.1)."""
+SIM_RTO_MAX_S: Final = 60.0
+"""Longest retransmission time-out (RFC 6298 section 2.5)."""
+SIM_RETRIES_MAX: Final = 15
+"""Retransmissions of one segment before a connection fails with ETIMEDOUT (Linux' tcp_retries2)."""
+SIM_SYN_RETRIES_MAX: Final = 6
+"""Retransmissions of a SYN (Linux' tcp_syn_retries)."""
+SIM_ORPHAN_S: Final = 60.0
+"""How long a closed connection is kept for what its peer may still say (Linux' tcp_fin_timeout)."""
+
+# -- the laboratory ---------------------------------------------------------------------------------------------------
+SHAPER_PACKETS_MAX: Final = 50_000
+"""Packets on their way in one shaper: 75 MB. More fit on no mobile link; what comes beyond is dropped and counted, and
+the run is not to be trusted."""
+SHAPER_READS_MAX: Final = 16
+"""Packets taken from one device before deliveries that became due go first: 0.2 ms of work."""
+SHAPER_PACKET_BYTES_MAX: Final = 2048
+"""Buffer for one packet; the laboratory's devices have an MTU of 1500."""
+SHAPER_TICK_S: Final = 0.01
+"""How often an idle shaper wakes, only to see how late it does: a machine too busy to be trusted shows there first."""
+SHAPER_LATENESS_STEP_S: Final = 0.00005
+"""Resolution of the lateness histogram."""
+SHAPER_LATENESS_S_MAX: Final = 0.2
+"""Its end; later ones count in the last step, and the maximum is exact."""
+SHAPER_PRIORITY: Final = 40
+"""Real-time priority (1 to 99): before all ordinary work, behind the kernel's own threads (50)."""
+SHAPER_DROPS_KEPT_MAX: Final = 5000
+"""Lost packets a shaper remembers for a timeline; the oldest go first."""
+SHAPER_DROPS_ANSWER_MAX: Final = 500
+"""Of these in one answer: about 60 KB."""
+SHAPER_MESSAGE_BYTES_MAX: Final = 1024 * 1024
+"""One command or answer: a schedule of `SCHEDULE_STEPS_MAX` steps fits."""
+SHAPER_ANSWER_S: Final = 10.0
+"""How long a command may take; its start included, when the machine is busy and modules are read from disk."""
+SHAPER_STOP_S: Final = 2.0
+"""From the command to stop to SIGKILL."""
+LAB_DEVICE_QUEUE_PACKETS: Final = 4000
+"""Packets the kernel keeps for a shaper that is late; a quarter of a second at the rates it is made for."""
+LAB_COMMAND_S: Final = 20.0
+"""One command that sets up a namespace."""
+LAB_CLEANUP_S: Final = 3.0
+"""How long processes killed in a namespace may take to end."""
+LAB_CLEANUP_PAUSE_S: Final = 0.01
+"""Pause between two looks whether they have."""
+LAB_SERVER_ADDRESSES_MAX: Final = 64
+"""Addresses of each family on the server's side."""
+TRACE_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A capacity trace on disk."""
+VALIDATE_TRIES_MAX: Final = 3
+"""How often a measurement that misses its target is repeated: the machine may be busy with something else."""

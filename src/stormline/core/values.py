@@ -1,9 +1,16 @@
 """Small values every room speaks of: where things are, and what must not be shown."""
 
 import ipaddress
+import re
 from typing import NamedTuple
 
 from stormline.core import errors
+
+_ADDRESS = re.compile(
+    r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<bare>(?:[0-9A-Fa-f.]*:){2}[0-9A-Fa-f:.]*)"
+    r"|(?P<name>[^\s:\[\]/@]+))(?::(?P<port>[0-9]+))?",
+    re.ASCII,
+)
 
 
 class Address(NamedTuple):
@@ -27,30 +34,24 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str, *, default_port: int | None = None) -> Address:
-    """Read `host:port`, `[v6]:port` or a bare host where a default port is given.
+    """Read `host:port`, `[v6]:port` or a bare host (a v6 one with or without brackets) where a default port is given.
 
     Raises:
         ConfigError: the text is not an address; the message quotes it.
     """
-    rest = text.strip()
-    if rest.startswith("["):
-        host, bracket, tail = rest[1:].partition("]")
-        if not bracket:
-            raise errors.ConfigError(f"address {text!r}: '[' without ']'")
-        port_text = tail.removeprefix(":")
-    elif rest.count(":") > 1:
-        host, port_text = rest, ""
-    else:
-        host, _, port_text = rest.partition(":")
-    if not host:
-        raise errors.ConfigError(f"address {text!r}: no host")
-    if not port_text:
+    shown = f"address {text[:80]!r}"
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None:
+        raise errors.ConfigError(f"{shown}: expected host:port or [IPv6]:port")
+    host = match["bracketed"] or match["bare"] or match["name"]
+    if match["port"] is None:
         if default_port is None:
-            raise errors.ConfigError(f"address {text!r}: no port")
+            raise errors.ConfigError(f"{shown}: no port")
         return Address(host, default_port)
-    if not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 5 and 0 < int(port_text) < 65536):
-        raise errors.ConfigError(f"address {text!r}: port must be 1 to 65535")
-    return Address(host, int(port_text))
+    port = int(match["port"]) if len(match["port"]) <= 5 else 0
+    if not 0 < port < 65536:
+        raise errors.ConfigError(f"{shown}: port must be 1 to 65535")
+    return Address(host, port)
 
 
 class Secret(str):

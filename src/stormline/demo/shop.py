@@ -5,7 +5,7 @@ any language:
 
 - **Register**: connect to NATS with the BIZ credential and answer on `rpc.<method>`, here `rpc.orders.create` and
   `rpc.orders.get`. Use a queue group, so that several processes share the work. Libraries for NATS services (`micro`)
-  do it, and make the service visible to `nats service ls`.
+  do it.
 - **Request**: the data is the argument, JSON here. Headers:
     - `Stormline-App`, `Stormline-Device`, `Stormline-User`: who calls. The platform has checked it; no client can
       send these. `Stormline-User` is missing where nobody is logged in. Other than printable ASCII is `%XX`.
@@ -37,7 +37,7 @@ from stormline.core.values import Address
 from stormline.demo.orders import OrderBook
 from stormline.demo.pages import OrderRefused, application, take_order
 from stormline.engine.nats import EngineConfig
-from stormline.engine.nats_link import FAILURES, shut
+from stormline.engine.nats_link import FAILURES, CancelGuard, shut
 from stormline.web.server import HttpServer
 
 _log = logging.getLogger("stormline.demo")
@@ -78,19 +78,21 @@ class OrderService:
     async def run(self) -> None:
         """Serve until cancelled."""
         attempt = 0
+        guard = CancelGuard()
         while True:
             try:
-                await self._serve()
+                await self._serve(guard)
                 attempt = 0
                 _log.warning("orders: lost NATS at %s", self._config.url)
             except FAILURES as error:
                 attempt += 1
                 _log.log(logging.WARNING if attempt == 1 else logging.DEBUG, "orders: no NATS yet: %r", error)
+            guard.check()
             whole_s = limits.ENGINE_RECONNECT_PAUSE_S * 2.0 ** min(attempt, 16)
             pause_s = min(whole_s, limits.ENGINE_RECONNECT_PAUSE_MAX_S)
             await asyncio.sleep(pause_s * (0.5 + self._rng.random() / 2))
 
-    async def _serve(self) -> None:
+    async def _serve(self, guard: CancelGuard) -> None:
         """Be on NATS for one connection's life."""
         client = Client()
         gone = asyncio.Event()
@@ -119,6 +121,7 @@ class OrderService:
                     closed_cb=on_gone,
                 )
                 await self._register(client)
+            guard.check()
             self.ready.set()
             _log.info("orders: answering on NATS at %s", self._config.url)
             while client.is_connected:  # looked at, too: the client does not always tell

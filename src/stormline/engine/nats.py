@@ -20,7 +20,7 @@ from stormline.core import errors, ids, limits
 from stormline.core.clock import Rng
 from stormline.core.values import Secret
 from stormline.engine.nats_kv import Bucket, NatsKeyValue, ensure_bucket
-from stormline.engine.nats_link import FAILURES, Link, shut
+from stormline.engine.nats_link import FAILURES, CancelGuard, Link, shut
 from stormline.engine.port import (
     Handler,
     Listener,
@@ -198,6 +198,7 @@ class NatsEngine:
 
     async def _dial(self) -> Link:
         """Make a connection that works: credentials accepted, subscriptions on it, buckets there."""
+        guard = CancelGuard()
         client = Client()
         problems: list[Exception] = []
         link = Link(client, f"_INBOX.{ids.new_id(self._rng)}")
@@ -240,9 +241,11 @@ class NatsEngine:
                         await subscription.attach(client)
                     attached |= missing
                     await link.sync()
+            guard.check()
         except Exception as error:
             # The client raises more kinds than it documents; all mean that this attempt failed.
             await shut(client)
+            guard.check()
             problem = problems[0] if problems else error
             raise self._unavailable(problem) from problem
         except BaseException:

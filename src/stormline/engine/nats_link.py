@@ -17,6 +17,27 @@ FAILURES: Final = (nats.errors.Error, OSError, TimeoutError)
 """What the client raises for trouble with the connection."""
 
 
+class CancelGuard:
+    """Notices a cancellation of the present task that somebody below has swallowed.
+
+    `asyncio.wait_for` before Python 3.12, which the client uses, swallows one that meets the end of what it waits for:
+    a task that tries again and again would then never end.
+    """
+
+    def __init__(self) -> None:
+        self._before = self._count()
+
+    @staticmethod
+    def _count() -> int:
+        task = asyncio.current_task()
+        return 0 if task is None else task.cancelling()
+
+    def check(self) -> None:
+        """Raise `CancelledError` where the task was cancelled since the guard was made."""
+        if self._count() > self._before:
+            raise asyncio.CancelledError
+
+
 class Link:
     """One connection's life: what is sent on it, and the requests that await their answers on it."""
 

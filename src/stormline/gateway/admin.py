@@ -194,29 +194,13 @@ def make_app(view: AdminView) -> FastAPI:
         redoc_url=None,
         responses={"default": {"model": ErrorAnswer}},
     )
-    bearer = HTTPBearer(auto_error=False, description="the business key")
-
-    async def authorise(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
-        key = given.credentials if given is not None else ""
-        if not hmac.compare_digest(key.encode("utf-8", "replace"), view.key.reveal().encode()):
-            raise RequestRefused("unauthorized", "expected Authorization: Bearer <business key>")
-
-    def app_of(app_id: str | None) -> str:
-        if app_id is None:
-            if len(view.apps) != 1:
-                raise RequestRefused("bad-request", "app: this node serves several, name one")
-            return view.apps[0]
-        if app_id not in view.apps:
-            raise RequestRefused("not-found", f"app {app_id[:64]!r} is not served here")
-        return app_id
-
-    locked = [Depends(authorise)]
+    locked = [Depends(_key_check(view))]
 
     @app.post("/v1/push", dependencies=locked)
     async def push(order: PushRequest) -> PushAnswer:
         """Push to one device and wait for what becomes of it."""
         result = await view.push(
-            app_of(order.app),
+            _app_of(view, order.app),
             order.device,
             _content(order),
             topic=order.topic,
@@ -228,18 +212,7 @@ def make_app(view: AdminView) -> FastAPI:
     @app.get("/v1/devices/{device:path}", dependencies=locked)
     async def presence(device: str, app: str | None = None) -> DeviceAnswer:
         """Say where a device has its session. A session opened a moment ago may not be known yet."""
-        app_id = app_of(app)
-        try:
-            place = await view.lookup(app_id, device)
-        except errors.EngineError as error:
-            raise RequestRefused(
-                "unavailable", "the engine is away", retry_after_s=limits.CALL_RETRY_AFTER_S
-            ) from error
-        except errors.ConfigError as error:
-            raise RequestRefused("bad-request", str(error)) from error
-        if place is None:
-            return DeviceAnswer(app=app_id, device=device, online=False)
-        return DeviceAnswer(app=app_id, device=device, online=True, node=place.node, session=place.session)
+        return await _find(view, _app_of(view, app), device)
 
     @app.get("/v1/sessions", dependencies=locked)
     async def sessions(
@@ -264,6 +237,39 @@ def make_app(view: AdminView) -> FastAPI:
     _handle_errors(app)
     app.add_middleware(_BoundedBody)
     return app
+
+
+def _key_check(view: AdminView) -> Callable[..., Awaitable[None]]:
+    bearer = HTTPBearer(auto_error=False, description="the business key")
+
+    async def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+        key = given.credentials if given is not None else ""
+        if not hmac.compare_digest(key.encode("utf-8", "replace"), view.key.reveal().encode()):
+            raise RequestRefused("unauthorized", "expected Authorization: Bearer <business key>")
+
+    return check
+
+
+def _app_of(view: AdminView, app_id: str | None) -> str:
+    if app_id is None:
+        if len(view.apps) != 1:
+            raise RequestRefused("bad-request", "app: this node serves several, name one")
+        return view.apps[0]
+    if app_id not in view.apps:
+        raise RequestRefused("not-found", f"app {app_id[:64]!r} is not served here")
+    return app_id
+
+
+async def _find(view: AdminView, app_id: str, device: str) -> DeviceAnswer:
+    try:
+        place = await view.lookup(app_id, device)
+    except errors.EngineError as error:
+        raise RequestRefused("unavailable", "the engine is away", retry_after_s=limits.CALL_RETRY_AFTER_S) from error
+    except errors.ConfigError as error:
+        raise RequestRefused("bad-request", str(error)) from error
+    if place is None:
+        return DeviceAnswer(app=app_id, device=device, online=False)
+    return DeviceAnswer(app=app_id, device=device, online=True, node=place.node, session=place.session)
 
 
 def _session(session: SessionView) -> SessionAnswer:

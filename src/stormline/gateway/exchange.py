@@ -12,6 +12,7 @@ from stormline.core.errors import CallError, LocalProtocolError
 from stormline.wire.connection import Connection
 from stormline.wire.events import CallReceived
 from stormline.wire.messages import Headers
+from stormline.wire.states import State
 
 
 class Link(Protocol):
@@ -184,7 +185,8 @@ class CallExchange:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if not self._link.connection.is_open(self.call_id):
+        connection = self._link.connection
+        if connection.state is State.CLOSED or not connection.is_open(self.call_id):
             raise CallError(Code.CALL_CANCELLED, "the call has ended")
 
     async def _wait_credit(self) -> int:

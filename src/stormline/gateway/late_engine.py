@@ -61,6 +61,10 @@ class LateEngine:
         """See `engine.port.Engine.request`."""
         return await self._present().request(subject, data, headers, timeout_s=timeout_s)
 
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """See `engine.port.Engine.publish`."""
+        await self._present().publish(subject, data, headers)
+
     async def kv(self, bucket: str, *, persistent: bool, ttl_s: float | None = None) -> KeyValue:
         """See `engine.port.Engine.kv`."""
         return await self._present().kv(bucket, persistent=persistent, ttl_s=ttl_s)

@@ -64,8 +64,8 @@ class Hub:
     heartbeat_s: float
     opened: Callable[[Identity], None]
     closed: Callable[[Identity], None]
-    connections: set["Session"] = field(default_factory=set)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    connections: dict["Session", None] = field(default_factory=dict)  # dicts: in order, so that runs repeat
+    tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -146,7 +146,7 @@ class Session(asyncio.Protocol):
             _log.info("%s refused: it does not speak %s", self.peer, m.ALPN)
             self._drop()
             return
-        self._hub.connections.add(self)
+        self._hub.connections[self] = None
         self._transport.set_write_buffer_limits(high=limits.SEND_BUFFER_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -182,7 +182,7 @@ class Session(asyncio.Protocol):
         """The connection is gone."""
         if not self._over:
             self._end(f"lost ({exc})" if exc else "lost")
-        self._hub.connections.discard(self)
+        self._hub.connections.pop(self, None)
         self._hub.left.set()
 
     # -- for the node --------------------------------------------------------------------------------------------
@@ -335,10 +335,8 @@ class Session(asyncio.Protocol):
             raise RefusedError(Code.TOKEN_MISSING, "a device token is needed")
         try:
             token = tokens.verify(hello.token, keys=keys, wall=self._hub.clock.wall())
-        except errors.ExpiredError as error:
-            raise RefusedError(Code.TOKEN_EXPIRED, str(error)) from error
         except errors.SignatureError as error:
-            raise RefusedError(Code.TOKEN_INVALID, str(error)) from error
+            raise RefusedError(tokens.refusal_code(error), str(error)) from error
         if token.app != hello.app:
             raise RefusedError(Code.TOKEN_INVALID, "the token is for another app")
         return token
@@ -362,8 +360,8 @@ class Session(asyncio.Protocol):
             self._calls = {}
         self._calls[event.call_id] = exchange
         task = exchange.task = self._loop.create_task(self._serve(exchange, gate))
-        self._hub.tasks.add(task)
-        task.add_done_callback(self._hub.tasks.discard)
+        self._hub.tasks[task] = None
+        task.add_done_callback(lambda done: self._hub.tasks.pop(done, None))
 
     async def _serve(self, exchange: CallExchange, gate: Gate) -> None:
         """Run one call; whatever happens in it ends here."""

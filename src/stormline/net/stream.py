@@ -126,6 +126,11 @@ class TcpStream:
         """Bytes the kernel has taken."""
         return self._sent
 
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._sock is None
+
     async def send_all(self, data: bytes | memoryview) -> None:
         """See `Stream.send_all`."""
         if self._sending:
@@ -357,6 +362,8 @@ class TlsStream:
         """See `Stream.send_all`. Any size: it is sent record by record, so that `sent_bytes` is exact to a record."""
         if self._sending:
             raise errors.LocalProtocolError("another task is sending on this stream")
+        if self._raw.closed:
+            raise _closed()
         self._sending = True
         try:
             if self._outgoing.pending:  # answers to the peer's key updates go first, they carry nothing of ours
@@ -383,6 +390,8 @@ class TlsStream:
         """See `Stream.receive`; a cut is told from an end: without close_notify it raises `ssl.SSLEOFError`."""
         if self._receiving:
             raise errors.LocalProtocolError("another task is receiving on this stream")
+        if self._raw.closed:
+            raise _closed()
         self._receiving = True
         try:
             if self._plain:

@@ -6,13 +6,16 @@ middle box) loses like one that refuses: the winner is the first that has shown 
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Protocol
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
-from stormline.net.stream import Stream, open_tcp, reason_of, start_tls
+from stormline.net.stream import Stream, TcpStream, open_tcp, reason_of, start_tls
+
+OpenTcp = Callable[[Address], Awaitable[TcpStream]]
+"""Connects to one address; `net.stream.open_tcp` is the real one."""
 
 
 class AddressSource(Protocol):
@@ -49,14 +52,21 @@ class Dialer:
         resolver: finds addresses where the caller gives none.
         context: TLS to every origin dialled through this dialer: trust, versions, ALPN.
         stagger_s: head start of each address before the next is tried too.
+        open_tcp: connects to one address; cancelled or failed it leaves nothing behind.
     """
 
     def __init__(
-        self, resolver: AddressSource, context: ssl.SSLContext, *, stagger_s: float = limits.CONNECT_STAGGER_S
+        self,
+        resolver: AddressSource,
+        context: ssl.SSLContext,
+        *,
+        stagger_s: float = limits.CONNECT_STAGGER_S,
+        open_tcp: OpenTcp = open_tcp,
     ) -> None:
         self._resolver = resolver
         self._context = context
         self._stagger_s = stagger_s
+        self._open_tcp = open_tcp
 
     async def dial(
         self,
@@ -130,7 +140,7 @@ class Dialer:
         return interleave(given)
 
     async def _connect(self, address: Address, name: str | None, race: "_Race") -> Stream:
-        raw = await open_tcp(address)
+        raw = await self._open_tcp(address)
         if name is None:
             return raw
         try:

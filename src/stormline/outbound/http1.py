@@ -1,9 +1,10 @@
 """One HTTP/1.1 connection on a stream: one exchange at a time, with the exact two-phase boundary."""
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
@@ -40,6 +41,8 @@ class Http1Connection:
         request: Encoded,
         *,
         deadline_at: float,
+        head_by: float | None = None,
+        read_timeout_s: float | None = None,
         done: Callable[[bool], None],
         on_stage: Callable[[str], None],
     ) -> HttpResponse:
@@ -51,7 +54,10 @@ class Http1Connection:
 
         Args:
             request: made by `encode`.
-            deadline_at: the loop's time at which the body must have been read; the head's deadline is the caller's.
+            deadline_at: the loop's time at which the body must have been read.
+            head_by: the loop's time at which the head must be there; None leaves that to the caller.
+            read_timeout_s: longest silence, in waiting for the head (pieces of our body that leave break it) and
+                between two pieces of the answer's body. None: any until the head, then `limits.PACKET_GAP_S`.
             done: called once, at the end: True where the connection can carry another request. It is closed else.
             on_stage: told `send`, `first_byte`, `body`.
 
@@ -59,17 +65,28 @@ class Http1Connection:
             WriteError: the connection broke while sending, and no answer was there.
             ReadError: it ended or broke before the head was whole.
             ProtocolViolation: the answer breaks HTTP.
+            DeadlineExceeded: `head_by` or `read_timeout_s` passed; phase SEND or FIRST_BYTE.
             LocalProtocolError: the body source gave not as many bytes as its Content-Length says.
         """
         reused = self.exchanges > 0
         self.exchanges += 1
         self._mark = self.stream.sent_bytes
-        exchange = _Exchange(self, request, deadline_at=deadline_at, done=done, on_stage=on_stage)
+        exchange = _Exchange(
+            self, request, _Bounds(deadline_at, head_by, read_timeout_s), done=done, on_stage=on_stage
+        )
         return await exchange.run(reused=reused)
 
     def close(self) -> None:
         """Close at once."""
         self.stream.close()
+
+
+class _Bounds(NamedTuple):
+    """See `Http1Connection.exchange`."""
+
+    deadline_at: float
+    head_by: float | None
+    read_timeout_s: float | None
 
 
 class _SendFailed(Exception):
@@ -79,22 +96,24 @@ class _SendFailed(Exception):
 class _Exchange:
     """One request and its answer; the `BodySource` of that answer."""
 
-    __slots__ = ("_connection", "_deadline_at", "_done", "_expired", "_failure", "_finished", "_on_stage", "_reader",
-                 "_request", "_sender", "_sent_all", "_size", "_stop", "_stream", "_timer")  # fmt: skip
+    __slots__ = ("_bounds", "_connection", "_done", "_expired", "_failure", "_finished", "_loop", "_moved_at",
+                 "_on_stage", "_reader", "_reading", "_request", "_sender", "_sent_all", "_size", "_stop", "_stream",
+                 "_timer")  # fmt: skip
 
     def __init__(
         self,
         connection: Http1Connection,
         request: Encoded,
+        bounds: _Bounds,
         *,
-        deadline_at: float,
         done: Callable[[bool], None],
         on_stage: Callable[[str], None],
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._stream = connection.stream
         self._request = request
-        self._deadline_at = deadline_at
+        self._bounds = bounds
         self._done = done
         self._on_stage = on_stage
         self._reader = ResponseReader(is_head=request.is_head)
@@ -103,7 +122,9 @@ class _Exchange:
         self._sent_all = False
         self._stop = False  # an early answer makes the rest of the body pointless
         self._finished = False  # the connection is given back or closed
-        self._expired = False
+        self._expired = ""  # what ran out of time
+        self._moved_at = self._loop.time()  # when bytes last went either way
+        self._reading = True  # somebody waits for bytes: silence counts
         self._failure: errors.TransportError | None = None  # how reading the body ended, said again if asked again
         self._timer: asyncio.TimerHandle | None = None
 
@@ -111,6 +132,7 @@ class _Exchange:
         """Send, and read as far as the head's end."""
         reader = self._reader
         try:
+            self._watch()
             self._on_stage(Phase.SEND.value)
             write_error = await self._send_or_begin_to()
             await self._read_head(write_error)
@@ -119,10 +141,11 @@ class _Exchange:
                 self._stop = reader.status >= 300 or self._says_close()
                 self._on_stage(Phase.FIRST_BYTE.value)
             self._on_stage(Phase.BODY.value)
+            self._reading = False
             if reader.complete:
                 await self._end(reusable=reader.keep_alive)
             else:
-                self._timer = asyncio.get_running_loop().call_at(self._deadline_at, self._expire)
+                self._watch()
         except BaseException:
             await self._end(reusable=False)
             raise
@@ -155,6 +178,8 @@ class _Exchange:
 
     async def _send_streamed(self) -> None:
         await self._send(self._request.head)
+        if self._request.length == 0:
+            self._all_sent()
         body = self._request.body
         if isinstance(body, bytes):
             for offset in range(0, len(body), limits.SEND_PIECE_BYTES):
@@ -183,14 +208,19 @@ class _Exchange:
         elif self._request.length is not None and self._size > self._request.length:
             raise errors.LocalProtocolError(f"the body is longer than its Content-Length, {self._request.length}")
         await self._send(piece)
+        if self._size == self._request.length:
+            self._all_sent()  # now, not when the source says it has no more: the answer may come before that
 
     async def _send(self, data: bytes) -> None:
         try:
             await self._stream.send_all(data)
         except OSError as error:
             raise _SendFailed from error
+        self._moved_at = self._loop.time()
 
     def _all_sent(self) -> None:
+        if self._sent_all:
+            return
         self._sent_all = True
         if not self._reader.status:
             self._on_stage(Phase.FIRST_BYTE.value)
@@ -208,11 +238,17 @@ class _Exchange:
         try:
             while not reader.status:
                 data = await self._stream.receive()
+                self._moved_at = self._loop.time()
                 if data:
                     reader.receive_data(data)
                 else:
                     reader.receive_eof()
         except (OSError, errors.TransportError) as error:
+            if self._expired:
+                phase, delivered = Phase.FIRST_BYTE if self._sent_all else Phase.SEND, self._connection.maybe_delivered
+                raise errors.DeadlineExceeded(
+                    f"{self._stream.peer}: {self._expired}, while in {phase}", phase=phase, maybe_delivered=delivered
+                ) from error
             if self._sender is not None and self._sender.done():
                 write_error = self._sender.exception()
                 if isinstance(write_error, _SendFailed):
@@ -245,16 +281,19 @@ class _Exchange:
             if reader.complete:
                 return b""
             if self._expired:
-                self._fail(errors.DeadlineExceeded, "the deadline passed before the body was read")
+                self._fail(errors.DeadlineExceeded, f"{self._expired} before the body was read")
             if self._finished:
                 self._fail(errors.ReadError, "the answer was closed before its end")
             await self._read_more()
         return data
 
     async def _read_more(self) -> None:
+        self._reading = True
+        self._moved_at = self._loop.time()
+        self._watch()
         try:
-            async with asyncio.timeout(limits.PACKET_GAP_S) as gap:
-                data = await self._stream.receive()
+            data = await self._stream.receive()
+            self._reading = False
             if data:
                 self._reader.receive_data(data)
             else:
@@ -266,9 +305,7 @@ class _Exchange:
         except OSError as error:
             await self._end(reusable=False)
             if self._expired:
-                self._fail(errors.DeadlineExceeded, "the deadline passed in the middle of the body", error)
-            if isinstance(error, TimeoutError) and gap.expired():
-                self._fail(errors.DeadlineExceeded, f"nothing for {limits.PACKET_GAP_S:.3g} s in mid-body", error)
+                self._fail(errors.DeadlineExceeded, f"{self._expired} in the middle of the body", error)
             self._fail(errors.ReadError, f"the body broke off: {reason_of(error)}", error)
         except BaseException:
             await self._end(reusable=False)
@@ -295,15 +332,46 @@ class _Exchange:
         if self._finished:
             return
         self._finished = True
+        reusable = reusable and not self._request.close
         if self._timer is not None:
             self._timer.cancel()
         if not reusable:
             self._stream.close()
         self._done(reusable)
 
+    # -- time -----------------------------------------------------------------------------------------------------
+    def _due(self) -> tuple[float, str]:
+        """Say when time runs out, and of what."""
+        bounds, head = self._bounds, not self._reader.status
+        deadline = bounds.deadline_at
+        if head and bounds.head_by is not None:
+            deadline = min(deadline, bounds.head_by)
+        silence_s = bounds.read_timeout_s
+        if silence_s is None:
+            silence_s = math.inf if head else limits.PACKET_GAP_S
+        if self._reading and self._moved_at + silence_s < deadline:
+            return self._moved_at + silence_s, f"nothing came for {silence_s:.3g} s"
+        return deadline, "the deadline passed"
+
+    def _watch(self) -> None:
+        """Have one timer that fires no later than time runs out. One that fires early finds out and sleeps on."""
+        if self._finished:
+            return
+        due, _ = self._due()
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._expire)
+
     def _expire(self) -> None:
-        """Free the connection at the deadline, whether or not anybody reads the body."""
-        self._expired = True
+        """Free the connection when time has run out, whether or not anybody reads the body."""
+        self._timer = None
+        due, what = self._due()
+        if self._loop.time() < due:
+            self._watch()
+            return
+        self._expired = what
         if self._sender is not None:
             self._sender.cancel()
         self._finish(reusable=False)

@@ -46,6 +46,10 @@ class Encoded(NamedTuple):
     is_head: bool
     close: bool
 
+    def __repr__(self) -> str:
+        """Show no header and no body: they carry credentials."""
+        return f"<Encoded head of {len(self.head)} bytes>"
+
 
 def encode(request: HttpRequest) -> Encoded:
     """Check a request and put its head into bytes.

@@ -139,6 +139,9 @@ class HttpPool:
         *,
         deadline_s: float,
         body_deadline_s: float | None = None,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+        fresh: bool = False,
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
         on_stage: Callable[[str], None] = quiet,
@@ -151,8 +154,11 @@ class HttpPool:
         Args:
             request: what to send.
             deadline_s: seconds for everything from waiting in the queue to the head of the answer.
-            body_deadline_s: seconds until the last byte of the body, default `deadline_s`; between two pieces of the
-                body at most `limits.PACKET_GAP_S` as well.
+            body_deadline_s: seconds until the last byte of the body, default `deadline_s`.
+            connect_timeout_s: seconds for making a connection, names, TCP and TLS together; None: until the deadline.
+            read_timeout_s: longest silence; see `Http1Connection.exchange`.
+            fresh: over a connection made for it. Those to the same place that wait unused are closed: one of their age
+                has just failed.
             addresses: connect to these instead of resolving the host (IP direct).
             server_name: name for SNI and certificate instead of the host.
             on_stage: told the name of each stage of `telemetry.timeline.STAGES` as it begins.
@@ -176,22 +182,27 @@ class HttpPool:
         body_deadline_at = deadline_at if body_deadline_s is None else now + body_deadline_s
         if deadline_s <= 0.0:
             raise progress.too_late()
+        if fresh and key in self._idle:
+            self._close_idle(key, len(self._idle[key]))
         slot = self._grant(key)
         if slot is None:
             slot = await self._within(deadline_at, progress, self._wait_for_grant(key))
         try:
             if slot.connection is None:
-                slot.connection = await self._connect(key, deadline_at, progress, on_note)
+                left_s = deadline_at - asyncio.get_running_loop().time()
+                timeout_s = left_s if connect_timeout_s is None else min(left_s, connect_timeout_s)
+                slot.connection = await self._connect(key, timeout_s, progress, on_note)
             else:
                 on_note(f"reusing the connection to {slot.connection.stream.peer}")
             progress.connection = slot.connection
-            exchange = slot.connection.exchange(
+            return await slot.connection.exchange(
                 encoded,
                 deadline_at=body_deadline_at,
+                head_by=deadline_at,
+                read_timeout_s=read_timeout_s,
                 done=lambda reusable: self._release(slot, reusable=reusable),
                 on_stage=progress.stage,
             )
-            return await self._within(deadline_at, progress, exchange)
         except BaseException:
             self._release(slot, reusable=False)
             raise
@@ -206,13 +217,13 @@ class HttpPool:
             raise progress.too_late() from error
 
     async def _connect(
-        self, key: _Key, deadline_at: float, progress: _Progress, on_note: Callable[[str], None]
+        self, key: _Key, timeout_s: float, progress: _Progress, on_note: Callable[[str], None]
     ) -> Http1Connection:
         stream = await self._dialer.dial(
             key.origin.host,
             key.origin.port,
             tls=key.origin.scheme == "https",
-            timeout_s=deadline_at - asyncio.get_running_loop().time(),
+            timeout_s=timeout_s,
             addresses=key.addresses,
             server_name=key.server_name,
             on_stage=progress.stage,

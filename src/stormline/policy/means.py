@@ -6,7 +6,7 @@ next step, or None: then the failure stands. The two-phase rule is enforced here
 
 import enum
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stormline.core import limits
 from stormline.core.values import Address
@@ -32,11 +32,13 @@ class Step:
         means: the way.
         address: the origin's address, None to let the means find one.
         server_name: name for SNI and certificate, empty for the request's own host.
+        fresh: over a connection of its own making, none that stood before.
     """
 
     means: Means
     address: Address | None = None
     server_name: str = ""
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,38 +69,59 @@ class Ladder:
         self._tries = 0
 
     def next(self, outcome: Outcome | None = None) -> Step | None:
-        """Give the next step; `outcome` tells how the last one failed, None at the start."""
-        if outcome is not None:
-            if outcome.body_spent or not may_resend(
-                self._method, maybe_delivered=outcome.maybe_delivered, has_key=self._has_key
-            ):
-                return None
-            if outcome.reused and self._last is not None:
-                # The connection was stale, which says nothing of the means: once more on a fresh one.
-                step, self._last = self._last, None
-                self._tries += 1
-                return step
-        if not self._steps or self._tries >= limits.ATTEMPTS_MAX:
+        """Give the next step, None at the ladder's end; `outcome` tells how the last one failed, None at the start.
+
+        Once it has given None it gives nothing else.
+        """
+        if outcome is not None and not self._may_go_on(outcome):
+            self._steps.clear()
+        last, self._last = self._last, None
+        if self._tries >= limits.ATTEMPTS_MAX:
+            self._steps.clear()
+        elif outcome is not None and outcome.reused and last is not None and self._may_go_on(outcome):
+            # The connection was stale, which says nothing of the means: once more on a fresh one.
+            self._tries += 1
+            return replace(last, fresh=True)
+        if not self._steps:
             return None
         self._tries += 1
         self._last = self._steps.pop(0)
         return self._last
 
+    def _may_go_on(self, outcome: Outcome) -> bool:
+        return not outcome.body_spent and may_resend(
+            self._method, maybe_delivered=outcome.maybe_delivered, has_key=self._has_key
+        )
 
-def plan(*, long: bool, origins: tuple[Step, ...], disabled: Collection[str], method: str, has_key: bool) -> Ladder:
+
+def plan(
+    *,
+    long: bool,
+    long_last: bool = False,
+    origins: tuple[Step, ...],
+    disabled: Collection[str],
+    method: str,
+    has_key: bool,
+) -> Ladder:
     """Lay out the steps for a request.
 
     Args:
-        long: dispatch serves the host over the long connection, and that stands or may be tried now.
+        long: dispatch serves the host over the long connection, and the gateway has not refused us for good.
+        long_last: the long connection has just failed and is left alone for a while: the other means come first, and
+            it waits that while out.
         origins: the origin's own addresses from dispatch, as `IP_DIRECT` steps, best first.
         disabled: means switched off by dispatch or by the caller.
         method: HTTP method.
         has_key: the request carries an idempotency key.
 
     Returns:
-        The long connection, then the origin at its addresses from dispatch, then the origin by DNS. Means that are
-        absent or switched off are left out.
+        The long connection, then the origin at its addresses from dispatch, then the origin by DNS; at most
+        `limits.ATTEMPTS_MAX` with the long connection and DNS among them. Means that are absent or switched off are
+        left out.
     """
-    offered = (*((Step(Means.LONG),) if long else ()), *origins, Step(Means.DIRECT))
-    steps = tuple(step for step in offered if step.means not in disabled)
+    way = (Step(Means.LONG),) if long and Means.LONG not in disabled else ()
+    dns = (Step(Means.DIRECT),) if Means.DIRECT not in disabled else ()
+    room = limits.ATTEMPTS_MAX - len(way) - len(dns)
+    numbered = origins[:room] if Means.IP_DIRECT not in disabled else ()
+    steps = (*numbered, *dns, *way) if long_last else (*way, *numbered, *dns)
     return Ladder(steps, method=method, has_key=has_key)

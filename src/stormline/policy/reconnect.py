@@ -6,15 +6,18 @@ from stormline.core import limits
 class Reconnect:
     """Back-off of one long connection.
 
-    `observe_failure` and `observe_success` report outcomes; `may_try` and `next_timer` say when. The first try after
-    a loss is jittered as well: when a gateway restarts, all its clients lose it in the same millisecond.
+    `observe_*` report outcomes; `may_try` and the timers say when. The first try after a loss is jittered as well: when
+    a gateway restarts, all its clients lose it in the same millisecond. A session that was lost soon after it began
+    counts as a failed try: a gateway that accepts and drops is not asked twice a second for ever.
     """
 
-    __slots__ = ("_failures", "_not_before", "_stopped")
+    __slots__ = ("_failures", "_keep_from", "_not_before", "_stands_since", "_stopped")
 
     def __init__(self) -> None:
         self._failures = 0
         self._not_before = 0.0
+        self._keep_from = 0.0
+        self._stands_since: float | None = None
         self._stopped = False
 
     def may_try(self, now: float) -> bool:
@@ -25,15 +28,24 @@ class Reconnect:
         """Earliest moment of the next try; None where none will come by itself."""
         return None if self._stopped else self._not_before
 
+    def keep_timer(self) -> float | None:
+        """As `next_timer`, for a connection that nobody waits for: it also keeps to the spread of `observe_leave`."""
+        return None if self._stopped else max(self._not_before, self._keep_from)
+
+    @property
+    def failing(self) -> bool:
+        """The last try failed, or its session was short: another way is the better bet for now."""
+        return self._failures > 0
+
     @property
     def stopped(self) -> bool:
         """The server said that asking again will not help."""
         return self._stopped
 
-    def observe_success(self) -> None:
+    def observe_success(self, now: float) -> None:
         """A session stands."""
-        self._failures = 0
-        self._not_before = 0.0
+        self._stands_since = now
+        self._not_before = self._keep_from = 0.0
 
     def observe_loss(self, now: float, chance: float) -> None:
         """A standing session was lost: come back soon, but not all at once.
@@ -42,11 +54,19 @@ class Reconnect:
             now: monotonic seconds.
             chance: a draw from [0, 1).
         """
-        self._not_before = now + limits.RECONNECT_FIRST_S * chance
+        if self._was_stable(now):
+            self._not_before = now + limits.RECONNECT_FIRST_S * chance
+        else:
+            self.observe_failure(now, chance)
 
     def observe_leave(self, now: float, chance: float, spread_s: float) -> None:
-        """The server asked us to leave and come back (elsewhere) at a random moment within `spread_s`."""
-        self._not_before = now + min(max(0.0, spread_s), limits.RECONNECT_MAX_S) * chance
+        """The server asked us to leave and come back (elsewhere) at a random moment within `spread_s`.
+
+        A call may open the next connection at once: calls come at random moments themselves.
+        """
+        if not self._was_stable(now):
+            self.observe_failure(now, chance)
+        self._keep_from = now + min(max(0.0, spread_s), limits.RECONNECT_MAX_S) * chance
 
     def observe_failure(self, now: float, chance: float, *, retry_after_s: float | None = None) -> None:
         """A try failed.
@@ -54,11 +74,21 @@ class Reconnect:
         Args:
             now: monotonic seconds.
             chance: a draw from [0, 1).
-            retry_after_s: earliest return the server asked for.
+            retry_after_s: earliest return the server asked for; believed up to `limits.RECONNECT_RETRY_AFTER_MAX_S`.
         """
         span = min(limits.RECONNECT_MAX_S, limits.RECONNECT_FIRST_S * 2.0 ** min(self._failures, 16))
         self._failures += 1
-        self._not_before = now + max(span * (0.5 + 0.5 * chance), (retry_after_s or 0.0) * (1.0 + 0.25 * chance))
+        self._stands_since = None
+        asked = min(max(0.0, retry_after_s or 0.0), limits.RECONNECT_RETRY_AFTER_MAX_S)
+        self._not_before = now + max(span * (0.5 + 0.5 * chance), asked * (1.0 + 0.25 * chance))
+
+    def _was_stable(self, now: float) -> bool:
+        """Say whether the session that just ended stood long enough to forget the failures before it."""
+        since, self._stands_since = self._stands_since, None
+        stable = since is not None and now - since >= limits.RECONNECT_STABLE_S
+        if stable:
+            self._failures = 0
+        return stable
 
     def observe_stop(self) -> None:
         """The server refused for good (`codes.Action.STOP`)."""
@@ -67,5 +97,5 @@ class Reconnect:
     def reset(self) -> None:
         """Something changed (token, network, plan): try at once."""
         self._failures = 0
-        self._not_before = 0.0
+        self._not_before = self._keep_from = 0.0
         self._stopped = False

@@ -20,8 +20,8 @@ from stormline.core import errors, ids, limits
 from stormline.settings.model import Ports, Section, Settings
 
 PREFIX: Final = "STORMLINE_"
-NOT_SETTINGS: Final = frozenset({"STATE", "BUNDLE", "DEBUG", "CONFIG"})
-"""Variables that share the prefix and are read elsewhere: by `state_folder`, `discovery`, the command line."""
+NOT_SETTINGS: Final = frozenset({"STATE", "CONFIG", "BUNDLE", "DEBUG"})
+"""Variables with our prefix that are no setting: they say where settings are, or are read elsewhere."""
 
 FILE_NAME: Final = "stormline.toml"
 
@@ -67,8 +67,8 @@ def load(
     Args:
         environ: the process environment.
         state: state folder from the command line.
-        file: TOML file from the command line, which must exist; None reads `stormline.toml` in the state folder where
-            there is one.
+        file: TOML file from the command line, else the one `STORMLINE_CONFIG` names; it must exist. With neither,
+            `stormline.toml` in the state folder is read where there is one.
         overrides: values from the command line by dotted key (`{"nats.url": ...}`).
 
     Raises:
@@ -76,6 +76,8 @@ def load(
             names the file or variable, the key and what is expected; never the value of a password.
     """
     folder = state_folder(environ, state)
+    if file is None and (named := environ.get("STORMLINE_CONFIG")):
+        file = Path(named)
     where, table = _read_file(folder / FILE_NAME if file is None else file.expanduser(), required=file is not None)
     values: dict[str, Any] = {}
     if "state" in table:

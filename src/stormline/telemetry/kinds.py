@@ -6,7 +6,8 @@ Logging, so that browsers' reports and ours stand in one table.
 
 from stormline.core import codes, errors
 
-_KINDS: tuple[tuple[type[errors.TransportError], str], ...] = (
+_KINDS: tuple[tuple[type[errors.StormlineError], str], ...] = (
+    (errors.QueueFull, "client.queue"),
     (errors.ResolveError, "dns.failed"),
     (errors.ConnectError, "tcp.failed"),
     (errors.TlsError, "tls.failed"),
@@ -15,6 +16,7 @@ _KINDS: tuple[tuple[type[errors.TransportError], str], ...] = (
     (errors.ProtocolViolation, "http.response.invalid"),
     (errors.DecodeError, "http.body.decode"),
     (errors.ChannelLost, "long.lost"),
+    (errors.LocalProtocolError, "client.invalid"),
 )
 
 
@@ -22,7 +24,7 @@ def failure_kind(error: BaseException) -> str:
     """Give the kind of a failure, `unknown` for what is none of ours."""
     if isinstance(error, errors.DeadlineExceeded):
         return f"timeout.{error.phase}"
-    if isinstance(error, errors.GatewayError):
+    if isinstance(error, errors.GatewayError | errors.CallError | errors.RefusedError):
         return f"gateway.{codes.name(error.code)}"
     for kind, name in _KINDS:
         if isinstance(error, kind):

@@ -10,6 +10,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from stormline.core import errors, limits
+from stormline.core.codes import Code
 from stormline.wire import jws, strictjson
 
 TYP: Final = "stormline-device+jwt"
@@ -56,7 +57,9 @@ def verify(text: str, *, keys: Mapping[str, Ed25519PublicKey], wall: float) -> D
         wall: now, seconds since 1970.
 
     Raises:
-        ExpiredError: genuine, but expired or from the future (beyond `limits.CLOCK_SKEW_S`).
+        ExpiredError: genuine, but expired.
+        NotYetValidError: genuine, but from the future (beyond `limits.CLOCK_SKEW_S`).
+        UnknownKeyError: signed with a key that is not in `keys`.
         SignatureError: not genuine, or its claims are malformed.
     """
     payload = jws.verify(text, keys=keys, typ=TYP, size_max=limits.TOKEN_BYTES_MAX)
@@ -73,5 +76,18 @@ def verify(text: str, *, keys: Mapping[str, Ed25519PublicKey], wall: float) -> D
         raise errors.ExpiredError(f"device token expired {wall - token.exp:.0f} s ago")
     begin = max(token.iat, token.nbf)
     if begin > wall + limits.CLOCK_SKEW_S:
-        raise errors.ExpiredError(f"device token is from {begin - wall:.0f} s in the future")
+        raise errors.NotYetValidError(f"device token is from {begin - wall:.0f} s in the future")
     return token
+
+
+def refusal_code(error: errors.SignatureError) -> Code:
+    """Say with which code a token is refused; an unknown key may have been rotated away, so a new token helps."""
+    match error:
+        case errors.ExpiredError():
+            return Code.TOKEN_EXPIRED
+        case errors.NotYetValidError():
+            return Code.TOKEN_NOT_YET_VALID
+        case errors.UnknownKeyError():
+            return Code.TOKEN_KEY_UNKNOWN
+        case _:
+            return Code.TOKEN_INVALID

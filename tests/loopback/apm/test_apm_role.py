@@ -7,6 +7,7 @@ import os
 import signal
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,19 @@ def test_stopped_apm_ends_cleanly_and_in_time(start_role: Any, apm_spec: Any, ma
     api.report(make_call())  # its kept-alive connection stays open
     assert role.end() == 0  # `end` kills what takes too long
     assert "Traceback" not in role.log_text()
+
+
+def test_apm_on_a_store_of_a_newer_version_refuses_it(start_role: Any, apm_spec: Any, tmp_path: Path) -> None:
+    assert start_role(apm_spec(tmp_path / "store")).end() == 0
+    script = (
+        "import clickhouse_connect, sys\n"
+        "client = clickhouse_connect.get_client(interface='chdb', path=sys.argv[1])\n"
+        "client.command('INSERT INTO schema_versions (version) VALUES (99)')\n"
+        "client.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], check=True, timeout=50)
+    with pytest.raises(RuntimeError, match=r"StoreError: store: a newer stormline wrote it \(schema 99"):
+        start_role(apm_spec(tmp_path / "store"))
 
 
 def test_second_apm_on_the_same_store_says_why(start_role: Any, apm_spec: Any, tmp_path: Path) -> None:

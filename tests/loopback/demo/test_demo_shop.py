@@ -223,21 +223,6 @@ class TestRpc:
         reply = await call(core, "orders.create", b'{"item": 1}', {"Stormline-Deadline-Ms": "5000"})
         assert reply_error(reply) is None
 
-    async def test_service_is_visible_to_nats_service_tools(self, world):
-        server, core, _ = world
-        await call(core, "orders.get", b'{"id": 1}')
-        import nats
-
-        client = await nats.connect(server.biz.url, user=server.biz.user, password=server.biz.password.reveal())
-        answers: asyncio.Queue[bytes] = asyncio.Queue()
-
-        async def on_answer(message):
-            await answers.put(message.data)
-
-        await client.subscribe("$SRV.INFO.orders", cb=on_answer)  # the business account may hear discovery
-        await client.flush()
-        await client.close()
-
     async def test_shop_joins_when_nats_comes_later_and_again_after_each_loss(self, tmp_path):
         first = await start_server(tmp_path, rng=SystemRng(), port=(port := free_port()))
         await first.child.stop(0.0)
@@ -265,3 +250,13 @@ class TestRpc:
         assert len(ids_made) == 40
         task.cancel()
         await asyncio.wait([task])
+
+    async def test_service_cancelled_at_any_moment_ends(self):
+        for turns in range(150):
+            task = asyncio.create_task(shop.OrderService(OrderBook(), nobody(), SystemRng()).run())
+            for _ in range(turns % 30):
+                await asyncio.sleep(0)
+            task.cancel()
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.wait([task])
+            assert task.cancelled()

@@ -85,6 +85,30 @@ async def test_connect_cancelled_leaves_nothing(free_port):
         await task
 
 
+async def test_connect_cancelled_at_any_moment_ends(free_port):
+    config = EngineConfig(url=f"nats://127.0.0.1:{free_port()}", user="u", password=Secret("p"))
+    for turns in range(150):
+        task = asyncio.create_task(connect(config, rng=SystemRng(), wait_s=600.0))
+        for _ in range(turns % 30):
+            await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait([task])
+        assert task.cancelled()
+
+
+async def test_engine_closed_at_any_moment_of_its_reconnecting_ends(tmp_path, free_port, eventually):
+    server = await start_server(tmp_path, rng=SystemRng(), port=free_port())
+    engines = [await connect(server.core, rng=SystemRng()) for _ in range(60)]
+    await server.child.stop(0.0)
+    await eventually(lambda: not any(engine.connected for engine in engines))
+    for turns, engine in enumerate(engines):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await engine.close()
+
+
 def test_url_with_credentials_is_refused_and_not_shown():
     with pytest.raises(errors.ConfigError) as caught:
         EngineConfig(url="nats://u:geheim@127.0.0.1:1", user="u", password=Secret("p"))

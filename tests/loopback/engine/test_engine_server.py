@@ -9,13 +9,14 @@ from pathlib import Path
 
 import nats
 import nats.errors
+import nats.micro
 import pytest
 
 from stormline.core import errors, limits
 from stormline.core.values import Secret
 from stormline.engine import server as server_module
 from stormline.engine.nats import EngineConfig, connect
-from stormline.engine.port import Message, Reply
+from stormline.engine.port import Message, Reply, reply_error
 from stormline.engine.server import start_server
 from stormline.net.clock import SystemRng
 
@@ -159,6 +160,22 @@ class TestBusinessCredential:
         assert not inbox.startswith("_INBOX")  # the platform's own inbox stays unknown to the service
         with pytest.raises(errors.NoResponders):
             await core.request("rpc.nobody.home", b"", timeout_s=10.0)
+        await core.close()
+        assert refused == []
+
+    async def test_business_service_by_the_micro_library_is_allowed_all_it_needs(self, server, biz):
+        client, refused = biz
+        service = await nats.micro.add_service(client, name="orders", version="1.0.0")
+
+        async def on_call(request):
+            await request.respond_error("404", "no such order")
+
+        await service.add_endpoint(name="orders-get", subject="rpc.orders.get", handler=on_call)
+        await client.flush()
+        core = await connect(server.core, rng=SystemRng())
+        reply = await core.request("rpc.orders.get", b"", timeout_s=10.0)
+        assert reply_error(reply) == (404, "no such order")
+        await service.stop()
         await core.close()
         assert refused == []
 

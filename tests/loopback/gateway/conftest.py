@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
+import nats.errors
 import pytest
 import uvloop
 from cryptography import x509
@@ -17,13 +19,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from stormline.core import errors
 from stormline.core.errors import CallError, RemoteProtocolError
 from stormline.core.values import Address, Secret
 from stormline.engine.memory import MemoryBroker, MemoryEngine
-from stormline.engine.nats import EngineConfig
-from stormline.engine.port import Engine
+from stormline.engine.nats import EngineConfig, connect
+from stormline.engine.port import Engine, Message, Reply
+from stormline.engine.server import start_server
 from stormline.gateway import server
 from stormline.gateway.config import GatewayConfig
 from stormline.net.clock import SystemClock, SystemRng
@@ -60,9 +65,7 @@ async def leak_guard_async(warm_loop: None, leak_guard_async: None) -> None:
 def token(device: str, *, app: str = APP, user: str = "", age_s: float = 0.0, key: Ed25519PrivateKey = KEY) -> str:
     """Mint a device token that lives ten minutes."""
     iat = int(SystemClock().wall() - age_s)
-    return tokens.mint(
-        tokens.DeviceToken(app=app, device=device, user=user, iat=iat, exp=iat + 600), key=key, kid="k1"
-    )
+    return tokens.mint(tokens.DeviceToken(app=app, device=device, user=user, iat=iat, exp=iat + 600), key=key, kid="k1")
 
 
 class Authority(NamedTuple):
@@ -283,7 +286,6 @@ class Gateway:
         address: where devices connect.
         admin: client of the business API.
         broker: the memory engine behind it; unused where another was given.
-        engine: another process's way to the same engine.
         seconds_to_stop: how long it took to end.
     """
 
@@ -296,7 +298,6 @@ class Gateway:
             admin_key=Secret(ADMIN_KEY),
         )
         self.broker = MemoryBroker()
-        self.engine: Engine = MemoryEngine(self.broker)
         self.address = Address("", 0)
         self.admin = httpx2.AsyncClient()
         self.devices: list[Device] = []
@@ -371,7 +372,6 @@ async def _gateway(authority: Authority) -> AsyncIterator[Gateway]:
         await device.close()
     await gateway.stop()
     await gateway.admin.aclose()
-    await gateway.engine.close()
 
 
 @pytest.fixture(name="mint")
@@ -380,7 +380,9 @@ def _mint() -> Callable[..., str]:
     return token
 
 
-Application = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+Application = Callable[
+    [dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]
+]
 
 
 @pytest.fixture(name="upstream")
@@ -447,6 +449,111 @@ def _eventually() -> Callable[..., Awaitable[None]]:
     return eventually
 
 
-@pytest.fixture(name="tmp_state")
-def _tmp_state(tmp_path: Path) -> Path:
-    return tmp_path / "engine"
+class MemoryBus:
+    """The memory engine."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+
+    async def connect(self) -> Engine:
+        return MemoryEngine(self.broker)
+
+    service = connect
+
+    async def cut(self) -> None:
+        self.broker.cut()
+
+    async def heal(self) -> None:
+        self.broker.heal(restarted=True)
+
+    async def stop(self) -> None:
+        pass
+
+
+class NatsService:
+    """A business system with the stock client, as any would be."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def serve(self, subject: str, handler: Callable[[Message], Awaitable[Reply]]) -> None:
+        async def answer(message: Msg) -> None:
+            reply = await handler(Message(message.subject, message.data, message.headers or {}))
+            with contextlib.suppress(nats.errors.Error):  # the engine may have gone meanwhile
+                await self._client.publish(message.reply, reply.data, headers=dict(reply.headers) or None)
+
+        await self._client.subscribe(subject, cb=answer)
+        await self._client.flush()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class NatsBus:
+    """A real nats-server. It keeps its port over a restart."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            self._port = sock.getsockname()[1]
+
+    async def start(self) -> None:
+        self._server = await start_server(self._folder, rng=SystemRng(), port=self._port)
+
+    async def connect(self) -> Engine:
+        return await connect(self._server.core, rng=SystemRng(), wait_s=0)
+
+    async def service(self) -> NatsService:
+        client, biz = Client(), self._server.biz
+
+        async def on_error(error: Exception) -> None:
+            pass
+
+        await client.connect(
+            biz.url,
+            user=biz.user,
+            password=biz.password.reveal(),
+            error_cb=on_error,
+            reconnect_time_wait=0.05,
+            max_reconnect_attempts=-1,
+        )
+        return NatsService(client)
+
+    async def cut(self) -> None:
+        await self._server.child.stop(0.0)
+
+    heal = start
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+
+@pytest.fixture(name="bus", params=["memory", "nats"])
+async def _bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MemoryBus | NatsBus]:
+    """Give an engine that can be taken away and brought back."""
+    bus: MemoryBus | NatsBus = MemoryBus()
+    if request.param == "nats":
+        bus = NatsBus(tmp_path / "engine")
+        await bus.start()
+    yield bus
+    await bus.stop()
+
+
+@pytest.fixture(name="service")
+async def _service(bus: MemoryBus | NatsBus) -> AsyncIterator[Engine | NatsService]:
+    """Give a business service's way to the engine."""
+    engine = await bus.service()
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(name="second")
+async def _second(authority: Authority) -> AsyncIterator[Gateway]:
+    """Give another node, for the test to start."""
+    gateway = Gateway(authority)
+    yield gateway
+    for device in gateway.devices:
+        await device.close()
+    await gateway.stop()
+    await gateway.admin.aclose()

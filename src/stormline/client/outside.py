@@ -1,0 +1,48 @@
+"""What a client takes from the machine it runs on. Simulation brings another machine; nothing else differs."""
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stormline.core.clock import Clock, Rng
+from stormline.net import trust
+from stormline.net.clock import SystemClock, SystemRng
+from stormline.net.resolve import Resolver
+from stormline.net.stream import open_tcp
+from stormline.outbound.dial import AddressSource, OpenTcp
+
+
+class Trust(Protocol):
+    """Makes TLS contexts; the module `net.trust` is one."""
+
+    def foreign_context(self, alpn: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:
+        """See `net.trust.foreign_context`."""
+        ...
+
+    def roles_context(self, ca_pem: bytes | str, alpn: Sequence[str]) -> ssl.SSLContext:
+        """See `net.trust.roles_context`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """The machine.
+
+    Attributes:
+        clock: time.
+        rng: chance.
+        open_tcp: connects to one address.
+        trust: makes TLS contexts.
+        resolver: makes what turns names into addresses; each client has one of its own.
+    """
+
+    clock: Clock = field(default_factory=SystemClock)
+    rng: Rng = field(default_factory=SystemRng)
+    open_tcp: OpenTcp = open_tcp
+    trust: Trust = trust
+    resolver: Callable[[], AddressSource] = Resolver
+
+
+REAL = Outside()
+"""This machine."""

@@ -1,0 +1,167 @@
+"""A gateway node without its sockets: sessions, application gateways, directory and engine, joined.
+
+`gateway.server` puts it behind a listener with TLS and beside the business API; the simulator puts the same node on a
+simulated network.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from stormline.appgw.api import ApiGate, read_upstreams
+from stormline.appgw.directory import Directory, Location
+from stormline.appgw.port import Identity
+from stormline.appgw.push import PushNode, PushService
+from stormline.appgw.rpc import RpcGate
+from stormline.core import errors, limits
+from stormline.core.clock import Clock, Rng
+from stormline.core.codes import Code
+from stormline.engine.port import Engine
+from stormline.gateway.late_engine import LateEngine
+from stormline.gateway.registry import Registry
+from stormline.gateway.router import Router
+from stormline.gateway.session import Hub, Session
+from stormline.outbound.pool import HttpPool
+from stormline.wire import jws
+
+Connect = Callable[[], Awaitable[Engine]]
+"""Makes the connection to the engine; see `gateway.late_engine`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What a node is told; the attributes are those of `gateway.config.GatewayConfig`."""
+
+    unit: str
+    node: str
+    apps: Mapping[str, Mapping[str, str]]
+    api_upstreams: Mapping[str, str]
+    heartbeat_s: float
+
+
+class GatewayNode:
+    """The node. Made inside a running loop; `start`, then `session` for each connection, then `leave` and `end`.
+
+    Args:
+        config: settings.
+        clock: time.
+        rng: chance.
+        connect: makes the connection to the engine.
+        pool: connections to upstreams; closed by `end`.
+
+    Attributes:
+        background: tasks that must live as long as the node.
+
+    Raises:
+        ConfigError: an upstream is malformed.
+        SignatureError: a public key is malformed.
+    """
+
+    def __init__(self, config: NodeConfig, *, clock: Clock, rng: Rng, connect: Connect, pool: HttpPool) -> None:
+        upstreams = read_upstreams(config.api_upstreams)
+        keys = {app: jws.load_public_keys(texts) for app, texts in config.apps.items()}
+        unit, node = config.unit, config.node
+        self._loop = asyncio.get_running_loop()
+        self._node = node
+        self._registry = Registry()
+        self._engine = LateEngine(connect, ready=self._engine_ready)
+        self._directory = Directory(self._engine, unit=unit, node=node, clock=clock, superseded=self._superseded)
+        self._push_node = PushNode(self._registry, unit=unit, node=node, clock=clock)
+        self.push = PushService(
+            self._engine, self._directory, self._push_node, unit=unit, node=node, clock=clock, rng=rng
+        )
+        self._pool = pool
+        self._hub = Hub(
+            keys=keys,
+            router=Router([ApiGate(pool, upstreams), RpcGate(self._engine)]),
+            registry=self._registry,
+            clock=clock,
+            rng=rng,
+            unit=unit,
+            heartbeat_s=config.heartbeat_s,
+            opened=self._directory.opened,
+            closed=self._directory.closed,
+        )
+        self.background: list[asyncio.Task[None]] = []
+
+    def session(self) -> Session:
+        """Make the protocol object of a new connection."""
+        return Session(self._hub, self._loop)
+
+    async def start(self) -> None:
+        """Look for the engine, a short while only: a node serves without it."""
+        self.background.append(self._loop.create_task(self._engine.run(), name="gateway engine"))
+        await asyncio.wait(self.background, timeout=limits.ENGINE_FIRST_WAIT_S)
+        self.background.append(self._loop.create_task(self._directory.run(), name="gateway directory"))
+
+    async def leave(self) -> None:
+        """Ask every client to leave, let calls end, close what is left; takes at most a few seconds."""
+        for session in list(self._hub.connections):
+            session.go_away(Code.GOING_AWAY, "this node is stopping", spread_s=limits.DRAIN_S)
+        if self._hub.tasks:
+            await asyncio.wait(self._hub.tasks, timeout=limits.DRAIN_S)
+        for session in list(self._hub.connections):
+            session.close(Code.GOING_AWAY, "this node is stopping")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.CLOSE_FLUSH_S):
+                while self._hub.connections:
+                    self._hub.left.clear()
+                    await self._hub.left.wait()
+
+    async def end(self) -> None:
+        """Leave nothing behind, however the node ended."""
+        for session in list(self._hub.connections):
+            session.abort()
+        tasks = [*self.background, *self._hub.tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=limits.CLOSE_FLUSH_S)
+        await self._push_node.close()
+        with contextlib.suppress(errors.EngineError, TimeoutError):
+            async with asyncio.timeout(limits.DIRECTORY_FLUSH_S):
+                await self._directory.flush()
+        await self._engine.close()
+        await self._pool.aclose()
+
+    # -- what is to be seen of it ------------------------------------------------------------------------------------
+
+    @property
+    def engine_connected(self) -> bool:
+        """Whether the engine is there."""
+        return self._engine.connected
+
+    def counts(self) -> tuple[int, int, int]:
+        """Give the numbers of sessions, connections and calls."""
+        return len(self._registry), len(self._hub.connections), len(self._hub.tasks)
+
+    def sessions(self) -> Iterator[Session]:
+        """Give the live sessions, oldest first."""
+        return (session for session in self._registry if isinstance(session, Session))
+
+    async def lookup(self, app: str, device: str) -> Location | None:
+        """Ask the directory; this node's own sessions are known also where it does not know (yet).
+
+        Raises:
+            EngineError: the engine is away, and the device not here.
+        """
+        here = self._registry.session_of(app, device)
+        local = None if here is None else Location(self._node, here, 0)
+        try:
+            return await self._directory.lookup(app, device) or local
+        except errors.EngineError:
+            if local is None:
+                raise
+            return local
+
+    # -- callbacks ---------------------------------------------------------------------------------------------------
+
+    async def _engine_ready(self, engine: Engine) -> None:
+        await self._push_node.start(engine)
+        await self._directory.start(engine)
+
+    def _superseded(self, identity: Identity) -> None:
+        session = self._registry.get(identity.app, identity.device)
+        if session is not None and session.identity.session == identity.session:
+            session.close(Code.REPLACED, "the device has a newer session on another node")

@@ -1,0 +1,318 @@
+"""A session over a transport of the test's own: what it costs at most, and that one call's end is its own."""
+
+import asyncio
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from stormline.appgw.port import Delivery, Push
+from stormline.core import limits
+from stormline.core.codes import Code
+from stormline.core.errors import CallError
+from stormline.gateway.registry import Registry
+from stormline.gateway.router import Router
+from stormline.gateway.session import Hub, Session
+from stormline.net.clock import SystemClock, SystemRng
+from stormline.wire import events as e
+from stormline.wire import messages as m
+from stormline.wire import tokens
+from stormline.wire.connection import Connection
+from stormline.wire.states import Role
+
+KEY = Ed25519PrivateKey.generate()
+
+
+class Tls:
+    def selected_alpn_protocol(self):
+        return m.ALPN
+
+
+class Transport:
+    """What a session sees of the network; the test decides when the peer takes anything."""
+
+    def __init__(self):
+        self.sent = bytearray()
+        self.buffered = 0
+        self.reading = True
+        self.closed = False
+
+    def get_extra_info(self, name):
+        return {"ssl_object": Tls(), "peername": ("192.0.2.1", 5)}.get(name)
+
+    def set_write_buffer_limits(self, high):
+        pass
+
+    def write(self, data):
+        self.sent += data
+        self.buffered += len(data)
+
+    def get_write_buffer_size(self):
+        return self.buffered
+
+    def pause_reading(self):
+        self.reading = False
+
+    def resume_reading(self):
+        self.reading = True
+
+    def is_closing(self):
+        return self.closed
+
+    def close(self):
+        self.closed = True
+
+    abort = close
+
+
+class Gate:
+    """Does what the call's method says."""
+
+    name = "test"
+
+    def __init__(self):
+        self.go = asyncio.Event()
+        self.cancelled = 0
+        self.done = []
+
+    async def handle(self, exchange):
+        match exchange.method:
+            case "reply":
+                await exchange.reply(0, (), b"ok")
+            case "large":
+                await exchange.reply(0, (), bytes(limits.CREDIT_BYTES * 2))
+            case "wait":
+                try:
+                    await self.go.wait()
+                except asyncio.CancelledError:
+                    self.cancelled += 1
+                    raise
+            case "say no":
+                raise CallError(Code.CALL_REFUSED, "no", retry_after_s=2.0, maybe_delivered=True)
+            case "bug":
+                raise RuntimeError("secret detail")
+            case "half":
+                await exchange.reply(0, (), b"half", more=True)
+            case "half, then no":
+                await exchange.reply(0, (), b"half", more=True)
+                raise CallError(Code.CALL_UPSTREAM, "broke")
+            case "count":
+                size = 0
+                async for chunk in exchange.body():
+                    size += len(chunk)
+                await exchange.reply(size)
+            case "ignore":
+                await exchange.reply(7)
+        self.done.append(exchange.method)
+
+
+class Pair:
+    """A session and the client's machine on the other end."""
+
+    def __init__(self):
+        self.gate = Gate()
+        self.ended = []
+        self.hub = Hub(
+            keys={"demo": {"k1": KEY.public_key()}},
+            router=Router([self.gate]),
+            registry=Registry(),
+            clock=SystemClock(),
+            rng=SystemRng(),
+            unit="u1",
+            heartbeat_s=60.0,
+            opened=lambda who: None,
+            closed=lambda who: self.ended.append(who.device),
+        )
+        self.loop = asyncio.get_running_loop()
+        self.transport = Transport()
+        self.session = Session(self.hub, self.loop)
+        self.session.connection_made(self.transport)
+        self.client = Connection(Role.CLIENT, 0.0)
+        iat = int(SystemClock().wall())
+        token = tokens.mint(tokens.DeviceToken(app="demo", device="d1", iat=iat, exp=iat + 60), key=KEY, kid="k1")
+        self.client.send_hello(m.Hello(versions=(1,), app="demo", token=token))
+        self.talk()
+
+    def talk(self):
+        self.session.data_received(self.client.data_to_send())
+
+    def hear(self):
+        """Give the client what was sent, and what it makes of it."""
+        self.client.receive_data(bytes(self.transport.sent), 0.0)
+        self.transport.sent.clear()
+        events = []
+        while (event := self.client.next_event()) is not None:
+            events.append(event)
+        return events
+
+    def call(self, method, **fields):
+        call_id = self.client.send_call("test", method, **fields)
+        self.talk()
+        return call_id
+
+    def pause(self):
+        self.session.pause_writing()
+
+    def resume(self):
+        self.transport.buffered = 0
+        self.session.resume_writing()
+
+
+async def settle():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(name="pair")
+async def _pair():
+    pair = Pair()
+    assert isinstance(pair.hear()[0], e.Welcomed)
+    yield pair
+    pair.session.connection_lost(None)
+    await settle()
+    assert not pair.hub.tasks
+    assert not pair.hub.connections
+
+
+class TestCalls:
+    async def test_outcomes_each_end_their_call_alone(self, pair, caplog):
+        pair.call("wait")
+        for method in ("reply", "say no", "bug", "half", "half, then no", "unanswered"):
+            pair.call(method)
+        await settle()
+        fails = {event.call_id: event for event in pair.hear() if isinstance(event, e.CallFailed)}
+        assert {call_id: event.code for call_id, event in fails.items()} == {
+            5: Code.CALL_REFUSED,
+            7: Code.CALL_FAILED,
+            9: Code.CALL_FAILED,
+            11: Code.CALL_UPSTREAM,
+            13: Code.CALL_FAILED,
+        }
+        assert (fails[5].reason, fails[5].retry_after_s, fails[5].maybe_delivered) == ("no", 2.0, True)
+        assert fails[7].reason == "internal error"
+        assert len([record for record in caplog.records if record.exc_info]) == 3  # each once
+        assert pair.session.calls_open == 1
+        pair.gate.go.set()
+
+    async def test_deadline_passed_on_arrival_is_not_worked_on(self, pair):
+        pair.call("reply", deadline_s=0.0)
+        await settle()
+        assert [event.code for event in pair.hear()] == [Code.CALL_DEADLINE]
+        assert not pair.gate.done
+
+    async def test_cancel_ends_the_work(self, pair):
+        call = pair.call("wait")
+        await settle()
+        pair.client.send_cancel(call)
+        pair.talk()
+        await settle()
+        assert pair.gate.cancelled == 1
+        assert not pair.hub.tasks
+        assert pair.hear() == []
+
+    async def test_lost_connection_ends_all_calls(self, pair):
+        for _ in range(50):
+            pair.call("wait")
+        await settle()
+        pair.session.connection_lost(ConnectionResetError())
+        await settle()
+        assert pair.gate.cancelled == 50
+        assert pair.ended == ["d1"]
+        assert len(pair.hub.registry) == 0
+
+    async def test_body_is_counted_and_gives_credit_back(self, pair):
+        call = pair.call("count", more=True)
+        chunk = bytes(limits.CHUNK_BYTES_MAX)
+        count = 3 * limits.CREDIT_BYTES // len(chunk)
+        for _ in range(count):
+            assert pair.client.credit(call) >= len(chunk)
+            pair.client.send_data(call, chunk)
+            pair.talk()
+            await settle()
+            pair.hear()
+        pair.client.send_data(call, b"", end=True)
+        pair.talk()
+        await settle()
+        assert pair.hear()[-1].status == count * len(chunk)
+
+    async def test_body_nobody_reads_is_held_back_by_credit(self, pair):
+        call = pair.call("wait", more=True)
+        chunk = bytes(limits.CHUNK_BYTES_MAX)
+        while pair.client.credit(call) >= len(chunk):
+            pair.client.send_data(call, chunk)
+            pair.talk()
+            await settle()
+            pair.hear()
+        assert pair.client.credit(call) < len(chunk)
+
+    async def test_answer_before_the_body_ends_is_good(self, pair):
+        call = pair.call("ignore", more=True)
+        await settle()
+        assert [event.status for event in pair.hear()] == [7]
+        assert not pair.client.is_open(call)
+
+
+class TestBackPressure:
+    async def test_answer_waits_for_credit_then_goes_on(self, pair):
+        call = pair.call("large")
+        await settle()
+        got = sum(len(event.body) for event in pair.hear())
+        assert got == limits.CREDIT_BYTES
+        assert not pair.gate.done
+        while not pair.gate.done:
+            pair.client.consume(call, limits.CREDIT_BYTES // 2)
+            pair.talk()
+            await settle()
+            got += sum(len(event.body) for event in pair.hear())
+        assert got == 2 * limits.CREDIT_BYTES
+
+    async def test_peer_that_does_not_read_stops_senders_and_is_not_read(self, pair):
+        pair.pause()
+        assert not pair.transport.reading
+        for _ in range(5):
+            pair.call("reply")
+        await settle()
+        assert not pair.transport.sent
+        pair.resume()
+        assert pair.transport.reading
+        await settle()
+        assert [event.call_id for event in pair.hear()] == [1, 3, 5, 7, 9]  # in the order they waited
+
+    async def test_waiting_sender_that_is_cancelled_lets_the_next_go(self, pair):
+        pair.pause()
+        calls = [pair.call("reply") for _ in range(3)]
+        await settle()
+        pair.client.send_cancel(calls[0])
+        pair.talk()
+        await settle()
+        pair.resume()
+        await settle()
+        assert [event.call_id for event in pair.hear()] == calls[1:]
+
+    async def test_backlog_beyond_the_bound_ends_the_session_with_a_code(self, pair):
+        pair.pause()
+        pair.transport.buffered = limits.SESSION_BACKLOG_BYTES_MAX
+        delivery = asyncio.create_task(pair.session.push(Push("p1", "", b"x")))
+        await settle()
+        assert pair.transport.closed
+        assert pair.hear()[-1].code == Code.OVERLOADED
+        assert await delivery is Delivery.UNCONFIRMED
+
+    async def test_call_that_was_sending_when_the_session_ended_says_nothing_more(self, pair, caplog):
+        pair.call("large")
+        pair.session.close(Code.GOING_AWAY, "test")
+        await settle()
+        assert not [record for record in caplog.records if record.exc_info]
+
+
+class TestPush:
+    async def test_push_is_acknowledged_or_lost_with_the_session(self, pair):
+        first = asyncio.create_task(pair.session.push(Push("p1", "t", b"x")))
+        second = asyncio.create_task(pair.session.push(Push("p2", "t", b"x")))
+        await settle()
+        seqs = [event.seq for event in pair.hear()]
+        pair.client.send_ack(seqs[0])
+        pair.talk()
+        assert await first is Delivery.ACKED
+        pair.session.connection_lost(None)
+        assert await second is Delivery.UNCONFIRMED
+        assert await pair.session.push(Push("p3", "t", b"x")) is Delivery.OFFLINE
