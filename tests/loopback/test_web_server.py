@@ -1,6 +1,7 @@
 """The HTTP server of the roles: what it bounds, and how it starts and stops."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from stormline.assembly.authority import ensure_authority
 from stormline.core import errors, limits
+from stormline.net.clock import SystemClock, SystemRng
 from stormline.web.server import HttpServer, TlsFiles
 
 pytestmark = pytest.mark.loopback
@@ -78,3 +81,59 @@ async def test_server_keep_alive_serves_several_heads_each_with_its_own_bound(se
         assert await reader.readexactly(2) == b"ok"
     writer.close()
     await writer.wait_closed()
+
+
+class TestTls:
+    @pytest.fixture(name="files")
+    def _files(self, tmp_path: Path) -> tuple[TlsFiles, str]:
+        authority = ensure_authority(tmp_path / "pki", clock=SystemClock(), rng=SystemRng())
+        return authority.issue("web", names=["web.test"], ips=["127.0.0.1"]), authority.ca_pem
+
+    @pytest.mark.parametrize(("version", "good"), [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)])
+    async def test_tls_older_than_1_3_is_refused(
+        self, files: tuple[TlsFiles, str], version: ssl.TLSVersion, *, good: bool
+    ) -> None:
+        tls, ca_pem = files
+        server = HttpServer(_app, host="127.0.0.1", port=0, what="test", tls=tls)
+        await server.start()
+        context = ssl.create_default_context(cadata=ca_pem)
+        context.maximum_version = version
+        try:
+            async with httpx2.AsyncClient(verify=context, trust_env=False) as client:
+                try:
+                    answered = (await client.get(f"https://{server.address}/")).status_code == 200
+                except httpx2.ConnectError:
+                    answered = False
+            assert answered is good
+        finally:
+            await server.stop()
+
+    async def test_stop_with_an_idle_tls_peer_does_not_wait_for_it(self, files: tuple[TlsFiles, str]) -> None:
+        tls, ca_pem = files
+        server = HttpServer(_app, host="127.0.0.1", port=0, what="test", tls=tls)
+        await server.start()
+        async with httpx2.AsyncClient(verify=ssl.create_default_context(cadata=ca_pem), trust_env=False) as client:
+            assert (await client.get(f"https://{server.address}/")).status_code == 200
+            async with asyncio.timeout(limits.HTTP_DRAIN_S):
+                await server.stop()
+
+
+async def test_stop_lets_a_request_in_flight_finish() -> None:
+    begun = asyncio.Event()
+    release = asyncio.Event()
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        begun.set()
+        await release.wait()
+        await _app(scope, receive, send)
+
+    server = HttpServer(app, host="127.0.0.1", port=0, what="test")
+    await server.start()
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        answer = asyncio.create_task(client.get(f"http://{server.address}/"))
+        await begun.wait()
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        release.set()
+        assert (await answer).text == "ok"
+        await stopping

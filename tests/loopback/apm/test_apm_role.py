@@ -162,7 +162,7 @@ def test_report_too_large_in_chunks_is_refused(api: Any) -> None:
 
 def test_report_without_a_good_token_is_refused(api: Any, devices: Any) -> None:
     assert _error(api.post(b"", devices.token(life_s=-1))) == (401, "token-expired")
-    assert _error(api.post(b"", devices.token(kid="other"))) == (401, "token-invalid")
+    assert _error(api.post(b"", devices.token(kid="other"))) == (401, "token-key-unknown")
     assert _error(api.post(b"", "no.such.token")) == (401, "token-invalid")
     missing = api.client.post("/v1/report", content=b"")
     assert _error(missing) == (401, "token-missing")
