@@ -1,5 +1,6 @@
 """The promises of the link model, for any parameters, packets and changes."""
 
+import dataclasses
 import math
 import random
 from typing import Any
@@ -53,13 +54,14 @@ FADES = st.builds(
 PACKETS = st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 1600)), min_size=1, max_size=120)
 START = st.sampled_from([0.0, 1234.5, 1e6])
 
+DARKNESS = st.tuples(st.sampled_from(BlackoutMode), st.floats(0, 0.5) | st.none())
 ACTIONS = st.lists(
     st.tuples(st.floats(0, 0.05), st.just("packet"), st.integers(1, 1600))
     | st.tuples(st.floats(0, 0.05), st.just("params"), params())
-    | st.tuples(st.floats(0, 0.05), st.just("dark"), st.tuples(st.sampled_from(BlackoutMode), st.floats(0, 0.5) | st.none()))
+    | st.tuples(st.floats(0, 0.05), st.just("dark"), DARKNESS)
     | st.tuples(st.floats(0, 0.05), st.just("light"), st.none()),
     max_size=80,
-)  # fmt: skip
+)
 
 
 def send_all(link: LinkModel, packets: list[tuple[float, int]], now: float) -> list[tuple[float, int, Verdict]]:
@@ -158,14 +160,13 @@ def test_changes_revise_what_waits_and_nothing_else(
 ) -> None:
     link = LinkModel(first, Rng(seed), start, fades=Fades(fades, Rng(1), start))
     verdicts: dict[int, Verdict] = {}
-    offered: dict[int, float] = {}
     now = start
     for gap, what, detail in actions:
         now += gap
         if what == "packet":
             verdict = link.offer(detail, now)
             assert verdict.ticket not in verdicts
-            verdicts[verdict.ticket], offered[verdict.ticket] = verdict, now
+            verdicts[verdict.ticket] = verdict
         elif what == "params":
             link.reconfigure(detail, now)
         elif what == "dark":
@@ -178,7 +179,7 @@ def test_changes_revise_what_waits_and_nothing_else(
             before = verdicts[verdict.ticket]
             assert before.reason is None  # what is lost stays lost
             assert all(at > now for at in before.deliver_at)  # what has arrived is not called back
-            assert all(at > offered[verdict.ticket] or at >= now for at in verdict.deliver_at)
+            assert all(at >= now + link.params.delay_s for at in verdict.deliver_at)
             verdicts[verdict.ticket] = verdict
         assert link.next_change() is None
     statistics = link.statistics()
@@ -204,6 +205,8 @@ def test_order_holds_through_changes(first: LinkParams, actions: list[tuple[floa
             link.start_blackout(detail[0], now, until_s=math.inf if detail[1] is None else now + detail[1])
         elif what == "light":
             link.end_blackout(now)
+        else:
+            link.reconfigure(dataclasses.replace(detail, reorder_pct=0.0), now)
         last |= {verdict.ticket: verdict for verdict in link.advance(now)}
     arrivals = [at for ticket in sorted(last) for at in last[ticket].deliver_at]
     assert arrivals == sorted(arrivals)
@@ -221,3 +224,50 @@ def test_fades_do_not_depend_on_who_asks_when(
     answers = [busy.loss_pct_at(at, at_now) for at_now, at in asked]
     for (_, at), answer in zip(asked, answers, strict=True):
         assert Fades(fade_params, Rng(seed), 10.0).loss_pct_at(at, at) == answer
+
+
+RATES = st.floats(10_000, 1e7)
+
+
+@given(
+    RATES,
+    st.lists(
+        st.tuples(st.floats(0, 0.1), st.integers(40, 1500) | RATES.map(lambda rate: ("rate", rate)) | st.booleans()),
+        min_size=1,
+        max_size=80,
+    ),
+)
+def test_rate_holds_through_changes_and_held_blackouts(rate: float, actions: list[tuple[float, Any]]) -> None:
+    link = LinkModel(LinkParams(rate_bps=rate, queue_bytes=10**6), Rng(1), 0.0)
+    now, dark = 0.0, False
+    budget = [(0.0, rate)]  # (from when on, bits per second)
+    sizes: dict[int, int] = {}
+    leaves: dict[int, float] = {}
+    for gap, action in actions:
+        now += gap
+        if isinstance(action, bool):
+            dark = action
+            if dark:
+                link.start_blackout(BlackoutMode.HOLD, now)
+            else:
+                link.end_blackout(now)
+        elif isinstance(action, int):
+            verdict = link.offer(action, now)
+            sizes[verdict.ticket], leaves[verdict.ticket] = action, verdict.deliver_at[0]
+        else:
+            rate = action[1]
+            link.reconfigure(LinkParams(rate_bps=rate, queue_bytes=10**6), now)
+        budget.append((now, 0.0 if dark else rate))
+        leaves |= {verdict.ticket: verdict.deliver_at[0] for verdict in link.advance(now)}
+
+    def allowed_bytes(from_s: float, until_s: float) -> float:
+        ends = [at for at, _ in budget[1:]] + [math.inf]
+        pieces = ((max(at, from_s), min(end, until_s), bps) for (at, bps), end in zip(budget, ends, strict=True))
+        return sum(max(0.0, end - at) * bps / 8 for at, end, bps in pieces)
+
+    left = sorted((at, ticket) for ticket, at in leaves.items() if at != math.inf)
+    for first, (from_s, first_ticket) in enumerate(left):
+        carried = 0
+        for until_s, ticket in left[first:]:
+            carried += sizes[ticket]
+            assert carried <= sizes[first_ticket] + allowed_bytes(from_s, until_s) * (1 + 1e-9) + 1e-3

@@ -165,6 +165,6 @@ class Downlink(Protocol):
         ...
 
     async def push(self, app: str, device: str, push: Push) -> Delivery:
-        """Send a push and wait for its acknowledgement, at most `limits.PUSH_ACK_TIMEOUT_S`. Never raises for what
+        """Send a push and wait for its acknowledgement or the end of the device's session. Never raises for what
         the device does or does not do."""
         ...

@@ -106,7 +106,7 @@ class PushNode:
         self._subject = subjects.of_node(unit, node, "push")
         self._clock = clock
         self._recent: OrderedDict[tuple[str, str, str], _Recent] = OrderedDict()
-        self._running: set[asyncio.Task[Delivery]] = set()
+        self._running: dict[asyncio.Task[Delivery], None] = {}  # in order, so that runs repeat
 
     async def start(self, engine: Server) -> Subscription:
         """Begin to take pushes of other nodes; the interest outlives losses of the engine."""
@@ -121,7 +121,11 @@ class PushNode:
             await asyncio.wait(running)
 
     async def deliver(self, app: str, device: str, push: Push) -> Delivery:
-        """Deliver to the device's session here. Cancelled, the push goes on to the device all the same."""
+        """Deliver to the device's session here, and wait at most `limits.PUSH_ACK_TIMEOUT_S` for its acknowledgement.
+
+        Cancelled or unconfirmed, the push goes on to the device all the same, and a repetition hears of an
+        acknowledgement that came meanwhile.
+        """
         if push.expires_ms is not None and self._clock.wall() * 1000 >= push.expires_ms:
             return Delivery.EXPIRED
         session = self._downlink.session_of(app, device)
@@ -132,13 +136,19 @@ class PushNode:
                 return Delivery.OFFLINE
             # A task of its own: the outcome must be known also where the one who asked has gone.
             task = asyncio.create_task(self._downlink.push(app, device, push))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running[task] = None
+            task.add_done_callback(lambda done: self._running.pop(done, None))
             recent = self._recent[key] = _Recent(session, task)
             while len(self._recent) > limits.PUSH_RECENT_MAX:
                 self._recent.popitem(last=False)
         self._recent.move_to_end(key)
-        return await asyncio.shield(recent.outcome)
+        try:
+            async with asyncio.timeout(limits.PUSH_ACK_TIMEOUT_S) as timeout:
+                return await asyncio.shield(recent.outcome)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            return Delivery.UNCONFIRMED
 
     async def _take(self, message: Message) -> Reply:
         try:

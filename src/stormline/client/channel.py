@@ -175,7 +175,7 @@ class Channel:
         try:
             answer = await self._call(method, body, headers, deadline_s, trace)
             trace.enter(Phase.PARSE)
-            result = json.loads(answer) if answer else None
+            result = _parse(method, answer)
         except BaseException as error:
             trace.attempt_failed(error)
             trace.failed(error)
@@ -195,6 +195,9 @@ class Channel:
             tries += 1
             try:
                 return await self._call_once(method, body, headers, ends_at, trace)
+            except errors.CallError as error:
+                error.maybe_delivered = error.maybe_delivered or delivered is not None
+                raise
             except errors.TransportError as error:
                 if isinstance(error.__cause__, errors.RefusedError) and self._longline.stopped:
                     raise error.__cause__ from error
@@ -376,6 +379,13 @@ def _fail(link: Link, call_id: int, code: Code, reason: str) -> None:
         with contextlib.suppress(errors.LocalProtocolError):
             link.machine.send_fail(call_id, code, reason)
         link.flush()
+
+
+def _parse(method: str, answer: bytes) -> Any:
+    try:
+        return json.loads(answer) if answer else None
+    except ValueError:
+        raise errors.DecodeError(f"{method}: the answer is not JSON", phase=Phase.PARSE, maybe_delivered=True) from None
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:

@@ -3,7 +3,8 @@
 import asyncio
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from stormline.client.answer import Answer, LongBody, RequestBody, gateway_error
 from stormline.client.config import Config
@@ -18,6 +19,7 @@ from stormline.outbound.messages import HttpRequest
 from stormline.outbound.pool import HttpPool
 from stormline.policy import means
 from stormline.policy.means import Means, Outcome, Step
+from stormline.policy.resend import SAFE_METHODS
 from stormline.wire.events import ReplyReceived
 from stormline.wire.plan import Carrier, Endpoint, HostPlan
 
@@ -27,8 +29,7 @@ _NOT_FORWARDED = frozenset(
 """Hop-by-hop fields (RFC 9110 section 7.6.1); the host is in the target."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallLimits:
+class CallLimits(NamedTuple):
     """Time of one call, seconds: `deadline_s` until the head of the answer over all attempts, `read_timeout_s` the
     longest silence (None for any), `connect_timeout_s` one connection (None: as long as the deadline lets)."""
 
@@ -130,7 +131,7 @@ class Executor:
             origins=_origins(endpoints, request),
             disabled=disabled,
             method=request.method.upper(),
-            has_key=any(name.lower() == b"idempotency-key" for name, _ in request.headers),
+            has_key=_has_key(request),
         )
 
     async def _try(self, step: Step, run: "_Run") -> Answer:
@@ -295,6 +296,13 @@ async def _head(call: LinkCall, run: _Run) -> ReplyReceived:
                 phase=Phase.SEND if call.sending else Phase.FIRST_BYTE,
                 maybe_delivered=call.maybe_delivered,
             ) from error
+
+
+def _has_key(request: HttpRequest) -> bool:
+    """Say whether a write may be repeated; of a read nobody asks."""
+    if request.method in SAFE_METHODS:
+        return False
+    return any(name.lower() == b"idempotency-key" for name, _ in request.headers)
 
 
 def _origins(endpoints: Iterable[Endpoint], request: HttpRequest) -> tuple[Step, ...]:

@@ -60,12 +60,17 @@ class Flavour:
                 self._answer = answer
                 self._request = request
 
-            async def __aiter__(self) -> AsyncIterator[bytes]:
+            def __aiter__(self) -> AsyncIterator[bytes]:
+                return self  # not a generator: it would be one more thing to close, and costs more
+
+            async def __anext__(self) -> bytes:
                 try:
-                    while chunk := await self._answer.read():
-                        yield chunk
+                    chunk = await self._answer.read()
                 except errors.TransportError as error:
                     raise flavour.convert(error, self._request) from error
+                if not chunk:
+                    raise StopAsyncIteration
+                return chunk
 
             async def aclose(self) -> None:
                 await self._answer.aclose()
@@ -123,7 +128,8 @@ class Flavour:
 
     def body_in_memory(self, request: Any) -> bytes | None:
         """Give the request's body where it is in memory, None where it is a stream."""
-        return request.content if isinstance(request.stream, self.module.ByteStream) else None
+        # Not `request.content`: a request that follows a redirect has the stream alone.
+        return b"".join(request.stream) if isinstance(request.stream, self.module.ByteStream) else None
 
 
 @functools.cache

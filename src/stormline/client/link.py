@@ -337,8 +337,10 @@ class Link:
         """Open a call; it leaves with the next write.
 
         Raises:
-            LocalProtocolError: no new call is possible here (`usable` is False), or the call is too large.
+            LocalProtocolError: no new call is possible here, or the call is too large.
         """
+        if self.closed is not None:  # the machine of a lost connection does not know that it is lost
+            raise LocalProtocolError("the long connection has ended")
         call_id = self.machine.send_call(
             gate, method, target=target, headers=headers, body=body, more=more, deadline_s=deadline_s
         )

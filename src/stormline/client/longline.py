@@ -76,7 +76,7 @@ class LongLine:
         self._opening: asyncio.Task[Link] | None = None
         self._on_stages: list[OnStage] = []
         self._keeping: asyncio.Task[None] | None = None
-        self._leaving: set[Link] = set()
+        self._leaving: dict[Link, None] = {}  # in order, so that runs repeat
         self._suspects: list[str] = []
         self._lost = asyncio.Event()
         self._renewed = False
@@ -332,14 +332,14 @@ class LongLine:
         """See `LinkListener`: the next call opens a new link, a kept one comes back within the spread asked for."""
         if self._link is link:
             self._link = None
-            self._leaving.add(link)
+            self._leaving[link] = None
             self._reconnect.observe_leave(self._loop.time(), self._rng.random(), event.spread_s)
             self._lost.set()
 
     def link_ended(self, link: Link, closed: e.Closed) -> None:
         """See `LinkListener`: decide when to come back."""
         if link in self._leaving:
-            self._leaving.discard(link)
+            del self._leaving[link]
         else:
             if self._link is link:
                 self._link = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import ssl
 from collections.abc import AsyncIterable, Callable
@@ -16,6 +17,7 @@ from stormline.client.recorder import Recorder
 from stormline.client.scheduling import Scheduling
 from stormline.client.store import Store
 from stormline.client.trace import CallTrace
+from stormline.core import ids
 from stormline.outbound.dial import Dialer
 from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import HttpPool
@@ -42,6 +44,8 @@ class Runtime:
         self.loop = asyncio.get_running_loop()
         self.clock = outside.clock
         self.rng = outside.rng
+        self._call_prefix = ids.new_id(self.rng)
+        self._call_numbers = itertools.count(1)
         self._outside = outside
         self._resolver = outside.resolver()
         self._pool = HttpPool(self._dialer(foreign_context or outside.trust.foreign_context()), self.clock)
@@ -99,7 +103,7 @@ class Runtime:
         """Begin to follow a call."""
         return CallTrace(
             self.clock,
-            self.rng,
+            f"{self._call_prefix}-{next(self._call_numbers)}",
             method=method,
             host=host,
             path=path,

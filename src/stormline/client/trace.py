@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from stormline.core import errors, ids, limits
-from stormline.core.clock import Clock, Rng
+from stormline.core import errors, limits
+from stormline.core.clock import Clock
 from stormline.policy.means import Step
 from stormline.telemetry import kinds
 from stormline.telemetry.timeline import AttemptRecord, CallRecord, Timeline
@@ -17,7 +17,7 @@ class CallTrace:
     """
 
     def __init__(
-        self, clock: Clock, rng: Rng, *, method: str, host: str, path: str, business: str, network: str,
+        self, clock: Clock, call_id: str, *, method: str, host: str, path: str, business: str, network: str,
         sink: Callable[[CallRecord], None] | None,
     ) -> None:  # fmt: skip
         self._clock = clock
@@ -30,7 +30,7 @@ class CallTrace:
         self.held = False
         self.timeline = Timeline(self._start)
         self.record = CallRecord(
-            call_id=ids.new_id(rng),
+            call_id=call_id,
             started_at_ms=round(clock.wall() * 1000),
             method=method,
             host=host,

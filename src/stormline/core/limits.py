@@ -480,8 +480,8 @@ SCHEDULE_REPEAT_S_MIN: Final = 0.01
 # -- the simulator ----------------------------------------------------------------------------------------------------
 SIM_TIME_MAX_S: Final = 24 * 3600.0
 """Virtual seconds of one run: a scenario is minutes; what is not over after a day never will be."""
-SIM_STEPS_MAX: Final = 5_000_000
-"""Turns of the loop in one run: some minutes of real time; a scenario needs tens of thousands."""
+SIM_STEPS_MAX: Final = 1_000_000
+"""Turns of the loop in one run: ten seconds of real time; a scenario needs ten to twenty thousand."""
 SIM_SEGMENT_BYTES: Final = 1400
 """Bytes of one simulated TCP segment: an Ethernet frame less the headers and what tunnels take."""
 SIM_HEADER_BYTES: Final = 52
@@ -543,3 +543,49 @@ TRACE_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A capacity trace on disk."""
 VALIDATE_TRIES_MAX: Final = 3
 """How often a measurement that misses its target is repeated: the machine may be busy with something else."""
+
+# -- the laboratory's stage -------------------------------------------------------------------------------------------
+LAB_SLOW_BPS_MIN: Final = 80.0
+"""A body slower than this is a stall, and is modelled as one."""
+LAB_HOLD_S_MAX: Final = 60.0
+"""Longest that a server works on a request, or on a DNS question, by order of a profile."""
+LAB_CHUNK_BYTES: Final = 16 * 1024
+"""Bytes of a body written at once; a TLS record holds no more (RFC 8446 section 5.1)."""
+LAB_PIPELINE_MAX: Final = 100
+"""Requests of one HTTP/1.1 connection that wait for their turn; beyond it the connection is closed."""
+LAB_REQUEST_BODY_BYTES_MAX: Final = 64 * 1024
+"""Body of one request to the origin: a DNS question over HTTPS is at most this."""
+LAB_BACKLOG: Final = 512
+"""Connections that wait to be accepted by the origin."""
+LAB_LAG_STEP_S: Final = 0.02
+"""How often the origin looks whether its loop is late."""
+LAB_ORIGIN_ANSWER_S: Final = 15.0
+"""How long the origin may take for a command, its start included, on a machine that is busy."""
+LAB_ORIGIN_STOP_S: Final = 2.0
+"""From closing its input to SIGKILL."""
+LAB_ORIGIN_LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""One command or answer: a report with `workload.REQUESTS_MAX` requests fits."""
+LAB_EVENTS_MAX: Final = 1000
+"""Events of one run: a change every 100 ms for 100 s is more than any network shows."""
+LAB_NAT_TIMEOUT_S_MIN: Final = 1
+"""Shortest memory of a NAT: the kernel counts whole seconds."""
+LAB_LAG_P99_MS_MAX: Final = 25.0
+"""Of a client's loop: beyond it the times of a run say more about the machine than about the client."""
+LAB_LAG_MS_MAX: Final = 300.0
+"""The longest a loop of a run may stand still: a tenth of an impatient user's patience."""
+LAB_SHAPER_LATE_MS_MAX: Final = 5.0
+"""Lateness of packets (p99): a quarter of the shortest round trip of any profile."""
+LAB_LATE_END_S: Final = 0.25
+"""How much later than the user's patience an answer may be told of; a driver ends each request itself."""
+LAB_RESULTS_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A file of results: some ten thousand runs."""
+LAB_READY_S: Final = 60.0
+"""From the start of a driver until its client is made; eight start at once on two cores."""
+LAB_DRAIN_S: Final = 8.0
+"""How much longer than its schedule and the user's patience a driver may take before it is killed."""
+LAB_JOBS_MAX: Final = 16
+"""Runs side by side; each has a shaper, servers and a client."""
+LAB_TAIL_BYTES: Final = 2000
+"""Of what a driver said last, kept for the message when it fails."""
+LAB_DRIVER_EXIT_S: Final = 3.0
+"""From a driver's last line to SIGKILL; it gives its client one second to close."""

@@ -180,7 +180,7 @@ class MemoryEngine:
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
         self.closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs repeat
         self._watchers: set[asyncio.Event] = set()
 
     @property
@@ -196,8 +196,8 @@ class MemoryEngine:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a handler beside us."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def request(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, *, timeout_s: float

@@ -204,7 +204,7 @@ class Session(asyncio.Protocol):
         self._drop()
 
     async def push(self, push: Push) -> Delivery:
-        """Send a push and wait for its acknowledgement, at most `limits.PUSH_ACK_TIMEOUT_S`.
+        """Send a push and wait for its acknowledgement, or the session's end.
 
         Cancelled, the push may have been sent.
         """
@@ -218,10 +218,7 @@ class Session(asyncio.Protocol):
         acked = self._pushes[seq] = self._loop.create_future()
         self.flush()
         try:
-            async with asyncio.timeout(limits.PUSH_ACK_TIMEOUT_S):
-                return Delivery.ACKED if await acked else Delivery.UNCONFIRMED
-        except TimeoutError:
-            return Delivery.UNCONFIRMED
+            return Delivery.ACKED if await acked else Delivery.UNCONFIRMED
         finally:
             del self._pushes[seq]
 

@@ -14,6 +14,7 @@ from stormline.core import errors, limits
 from stormline.lab import messages as m
 
 _LOG_TAIL_BYTES: Final = 4096
+_SO_SNDBUFFORCE: Final = 32
 
 
 class Shaper:
@@ -164,7 +165,8 @@ class Shaper:
             raise errors.PlatformError(f"shaper: ended{self._last_words()}")
         answer: m.Answer = msgspec.json.decode(reply, type=m.Answer)
         if isinstance(answer, m.Failed):
-            raise errors.ConfigError(f"shaper: {answer.message}")
+            kind = errors.PlatformError if answer.machine else errors.ConfigError
+            raise kind(f"shaper: {answer.message}")
         return answer
 
     def _last_words(self) -> str:
@@ -172,6 +174,3 @@ class Shaper:
         self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
         words = self._log.read().decode("utf-8", "replace").strip()
         return f": {words}" if words else ""
-
-
-_SO_SNDBUFFORCE: Final = 32

@@ -128,9 +128,11 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The command was not carried out."""
+    """The command was not carried out; nothing changed."""
 
     message: str
+    machine: bool = False
+    """True where the machine refused; False where the command makes no sense."""
 
 
 class Lateness(msgspec.Struct, frozen=True):

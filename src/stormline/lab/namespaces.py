@@ -16,6 +16,7 @@ left behind.
 import contextlib
 import ipaddress
 import itertools
+import json
 import os
 import re
 import shutil
@@ -33,9 +34,12 @@ from stormline.lab import messages as m
 from stormline.lab.tun import NETNS_FOLDER, TUN_DEVICE, inside
 from stormline.net.clock import SystemClock
 
+_ETC: Final = Path("/etc/netns")
+"""Where `ip netns exec` looks for a namespace's own files of /etc."""
 _SBIN: Final = "/usr/sbin:/sbin"
 _PREFIX: Final = "stormline"
 _NAME: Final = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-(\d+)-[a-z0-9-]+")
+_NEEDED: Final = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 _numbers = itertools.count(1)
 """Tells apart the topologies of one process."""
 
@@ -109,11 +113,19 @@ def require_lab() -> None:
         raise errors.PlatformError("the laboratory needs Linux with network namespaces")
     if os.geteuid() != 0:
         raise errors.PlatformError("the laboratory needs root, to make network namespaces and devices: try with sudo")
+    if _capabilities() & _NEEDED != _NEEDED:
+        raise errors.PlatformError("the laboratory needs CAP_NET_ADMIN and CAP_SYS_ADMIN, which this container lacks")
     if not TUN_DEVICE.exists():
         raise errors.PlatformError(f"the laboratory needs {TUN_DEVICE}: load the kernel module 'tun'")
     for program, package in (("ip", "iproute2"), ("nft", "nftables")):
         if _find(program) is None:
             raise errors.PlatformError(f"the laboratory needs the program '{program}': install {package}")
+
+
+def _capabilities() -> int:
+    """Give this process's effective capabilities as a set of bits."""
+    status = Path("/proc/self/status").read_text()
+    return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
 
 
 def _find(program: str) -> str | None:
@@ -198,6 +210,19 @@ class Namespace:
         with inside(self.path):
             return socket.socket(family, kind)
 
+    def set_resolvers(self, addresses: Sequence[str]) -> None:
+        """Give programs started from now on a resolv.conf of their own (`ip netns exec` puts it in place).
+
+        Raises:
+            PlatformError: it cannot be written.
+        """
+        folder = _ETC / self.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "resolv.conf").write_text("".join(f"nameserver {address}\n" for address in addresses))
+        except OSError as error:
+            raise errors.PlatformError(f"cannot write {folder}: {error.strerror}") from error
+
     def remove(self) -> None:
         """Kill what runs inside and remove it; again is harmless."""
         _remove(self.name)
@@ -224,6 +249,7 @@ def _remove(name: str) -> None:
         time.sleep(limits.LAB_CLEANUP_PAUSE_S)
     if (NETNS_FOLDER / name).exists():
         _run(["ip", "netns", "delete", name], f"cannot remove namespace {name}")
+    shutil.rmtree(_ETC / name, ignore_errors=True)
 
 
 def cleanup_stale() -> list[str]:
@@ -247,11 +273,13 @@ def cleanup_stale() -> list[str]:
 class Topology:
     """The laboratory's networks; a context manager that removes them.
 
-    Packets flow between device and routers only while a shaper holds the TUN devices (`link_setup`).
+    Packets flow between device and routers only while a shaper holds the TUN devices (`link_setup`). Make a new one for
+    each run that shall be repeatable: the kernel goes on closing old connections, and their packets would meet the
+    chance that was meant for others.
     """
 
     def __init__(self, *, server_addresses: int = 4) -> None:
-        """Make the namespaces, in about half a second.
+        """Make the namespaces, in a quarter of a second.
 
         Args:
             server_addresses: how many addresses of each family the server's side has.
@@ -314,6 +342,29 @@ class Topology:
         far = m.Port(str(self.routers[uplink.name].path), "lan0")
         return m.LinkSetup(name=uplink.name, near=near, far=far, up=up or {}, down=down or {}, fades=fades, seed=seed)
 
+    def set_uplink(self, uplink: Uplink, *, up: bool) -> None:
+        """Take an uplink's interface down, as when WiFi is switched off, or up again with its addresses and routes.
+
+        While it is down the device's default route is the other uplink.
+
+        Raises:
+            PlatformError: it could not be done.
+        """
+        self.device.shell(_uplink_script(uplink) if up else f"ip link set {uplink.name} down")
+
+    def kernel_drops(self) -> int:
+        """Count packets that the kernel dropped before a shaper read them, on both ends of both links.
+
+        They are not the link model's doing: there was no shaper, or it was far too late and the run is void. Compare
+        two counts.
+
+        Raises:
+            PlatformError: the counters cannot be read.
+        """
+        ends = [(self.device, up.name) for up in UPLINKS] + [(router, "lan0") for router in self.routers.values()]
+        listed = (json.loads(namespace.run("ip", "-json", "-s", "link", "show", name)) for namespace, name in ends)
+        return sum(int(entry[0]["stats64"]["tx"]["dropped"]) for entry in listed)
+
     def _make(self, role: str) -> Namespace:
         namespace = Namespace(f"{self.prefix}-{role}")
         self._made.append(namespace)
@@ -340,16 +391,21 @@ for each in /proc/sys/net/ipv6/conf/*; do echo 0 > $each/accept_dad; echo 0 > $e
 """
 
 
-def _tun_script(name: str, v4: str, v6: str) -> str:
+def _tun_script(name: str) -> str:
     # No link-local address and no multicast: on an idle link there shall be no packet that nobody sent, or the same
-    # seed would not meet the same packets. Without a carrier (no shaper yet) the kernel would not use an address that
-    # waits for duplicate detection.
+    # seed would not meet the same packets.
     return f"""
 ip tuntap add dev {name} mode tun
-ip link set {name} multicast off addrgenmode none
-ip link set {name} mtu 1500 txqueuelen {limits.LAB_DEVICE_QUEUE_PACKETS} up
-ip address add {v4}/24 dev {name}
-ip address add {v6}/64 dev {name} nodad
+ip link set {name} mtu 1500 txqueuelen {limits.LAB_DEVICE_QUEUE_PACKETS} multicast off addrgenmode none
+"""
+
+
+def _address_script(name: str, v4: str, v6: str) -> str:
+    # Without a carrier (no shaper yet) the kernel would not use an address that waits for duplicate detection.
+    return f"""
+ip link set {name} up
+ip address replace {v4}/24 dev {name}
+ip address replace {v6}/64 dev {name} nodad
 """
 
 
@@ -357,7 +413,8 @@ def _router_script(up: Uplink) -> str:
     return f"""{_COMMON}
 echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
-{_tun_script("lan0", up.router_v4, up.router_v6)}
+{_tun_script("lan0")}
+{_address_script("lan0", up.router_v4, up.router_v6)}
 ip link set wan0 up
 ip address add {up.wan_v4}/30 dev wan0
 ip address add {up.wan_v6}/64 dev wan0 nodad
@@ -394,10 +451,17 @@ def _server_script(v4: Sequence[str], v6: Sequence[str]) -> str:
 
 def _device_script() -> str:
     lines = [_COMMON]
-    for metric, up in enumerate(UPLINKS, 1):
-        lines.append(_tun_script(up.name, up.device_v4, up.device_v6))
-        for family, router, own in (("-4", up.router_v4, up.device_v4), ("-6", up.router_v6, up.device_v6)):
-            lines.append(f"ip {family} route add default via {router} dev {up.name} metric {metric * 100} src {own}")
-            lines.append(f"ip {family} route add default via {router} dev {up.name} src {own} table {up.table}")
+    for up in UPLINKS:
+        lines += [_tun_script(up.name), _uplink_script(up)]
+        for family, own in (("-4", up.device_v4), ("-6", up.device_v6)):
             lines.append(f"ip {family} rule add from {own} lookup {up.table} priority {1000 + up.number}")
+    return "\n".join(lines)
+
+
+def _uplink_script(up: Uplink) -> str:
+    lines = [_address_script(up.name, up.device_v4, up.device_v6)]
+    for family, router, own in (("-4", up.router_v4, up.device_v4), ("-6", up.router_v6, up.device_v6)):
+        way = f"default via {router} dev {up.name} src {own}"
+        lines.append(f"ip {family} route replace {way} metric {100 * up.number}")
+        lines.append(f"ip {family} route replace {way} table {up.table}")
     return "\n".join(lines)

@@ -19,8 +19,10 @@ import select
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -89,6 +91,9 @@ _OnTheWay: TypeAlias = tuple[float, int, Lane, int, bytes]
 """(when it is due, a number that keeps the order of equals, its lane, its ticket there, the packet)."""
 
 
+_LaneCommand: TypeAlias = m.Reconfigure | m.StartBlackout | m.EndBlackout | m.Follow
+
+
 class Shaper:
     """The process's one object: its lanes, the packets on their way, and what it counted."""
 
@@ -97,6 +102,7 @@ class Shaper:
         self._monotonic = clock.monotonic
         self._lanes: dict[int, Lane] = {}
         self._by_link: dict[str, dict[m.Direction, Lane]] = {}
+        self._sources: list[int] = []
         self._traces = traces.load_all(())
         self._heap: list[_OnTheWay] = []
         self._sequence = 0
@@ -114,18 +120,20 @@ class Shaper:
     def run(self) -> None:
         """Carry packets until told to stop."""
         control = self._control.fileno()
-        sources = [control, *self._lanes]
+        sources = self._sources
+        sources += [control, *self._lanes]
         monotonic, heap = self._monotonic, self._heap
         self._next_tick_s = monotonic() + limits.SHAPER_TICK_S
         while self._running:
             now = self._deliver_due()
             if now >= self._next_change_s:
                 self._advance(now)
-            if now >= self._next_tick_s:
-                self._wakeups.add(now - self._next_tick_s)
-                self._next_tick_s = now + limits.SHAPER_TICK_S
             wake_s = min(self._next_tick_s, self._next_change_s, heap[0][0] if heap else math.inf)
             readable, _, _ = select.select(sources, (), (), max(0.0, wake_s - monotonic()))
+            now = monotonic()
+            if now >= self._next_tick_s:  # before anything else is served: a command may ask for it
+                self._wakeups.add(now - self._next_tick_s)
+                self._next_tick_s = now + limits.SHAPER_TICK_S
             for source in readable:
                 if source == control:
                     self._serve_command()
@@ -154,8 +162,9 @@ class Shaper:
                 packet = os.read(source, limits.SHAPER_PACKET_BYTES_MAX)
             except BlockingIOError:
                 break
-            except OSError:  # the device is down; packets come again when it is up
-                self._write_errors += 1
+            except OSError:
+                # The device is gone for good; select would report it for ever. One that is only down is just silent.
+                self._sources.remove(source)
                 break
             now = monotonic()
             verdict = offer(len(packet), now)
@@ -233,7 +242,7 @@ class Shaper:
         try:
             return self._do(msgspec.json.decode(data, type=m.Command))
         except (msgspec.DecodeError, errors.StormlineError) as error:
-            return m.Failed(str(error))
+            return m.Failed(str(error), isinstance(error, errors.PlatformError))
 
     def _do(self, command: m.Command) -> m.Answer:
         match command:
@@ -252,35 +261,37 @@ class Shaper:
             case _:
                 return self._change_lanes(command)
 
-    def _change_lanes(self, command: m.Reconfigure | m.StartBlackout | m.EndBlackout | m.Follow) -> m.Done:
+    def _change_lanes(self, command: _LaneCommand) -> m.Done:
+        # Understood for every lane before the first is changed: it holds for all or for none.
         lanes = self._lanes_of(command.link, command.direction)
+        changes = [self._understand(command, lane.model) for lane in lanes]
         now = self._deliver_due()
-        for lane in lanes:
-            model = lane.model
-            match command:
-                case m.Reconfigure():
-                    base = LinkParams() if command.whole else model.params
-                    model.reconfigure(read_params(command.fields, base=base, traces=self._traces), now)
-                case m.StartBlackout():
-                    until_s = math.inf if command.duration_s is None else now + command.duration_s
-                    model.start_blackout(_mode(command.mode), now, until_s=until_s)
-                case m.EndBlackout():
-                    model.end_blackout(now)
-                case m.Follow():
-                    schedule = read_schedule(
-                        command.steps, repeat_s=command.repeat_s, base=model.params, traces=self._traces
-                    )
-                    model.set_schedule(schedule if command.steps else None, now, start_s=command.start_s)
+        for change in changes:
+            change(now)
         self._advance(now)
         return m.Done(now)
+
+    def _understand(self, command: _LaneCommand, model: LinkModel) -> Callable[[float], None]:
+        """Give what does the command to a model; nothing is done yet."""
+        match command:
+            case m.Reconfigure():
+                base = LinkParams() if command.whole else model.params
+                return partial(model.reconfigure, read_params(command.fields, base=base, traces=self._traces))
+            case m.StartBlackout():
+                return partial(_start_blackout, model, _mode(command.mode), command.duration_s)
+            case m.EndBlackout():
+                return model.end_blackout
+            case m.Follow():
+                schedule = read_schedule(
+                    command.steps, repeat_s=command.repeat_s, base=model.params, traces=self._traces
+                )
+                return partial(model.set_schedule, schedule if command.steps else None, start_s=command.start_s)
 
     def _set_fades(self, command: m.SetFades) -> m.Done:
         lanes = self._lanes_of(command.link, m.Direction.BOTH)
         now = self._deliver_due()
         start_s = now if command.start_s is None else command.start_s
-        fades = None
-        if command.fades is not None:
-            fades = Fades(read_fades(command.fades), SeededRng(f"{command.link}/fades", command.seed), start_s)
+        fades = _fades(command.link, command.fades, command.seed, start_s)
         for lane in lanes:
             lane.model.set_fades(fades, now)
         self._advance(now)
@@ -321,29 +332,41 @@ class Shaper:
         names = [link.name for link in setup.links]
         if not names or len(set(names)) != len(names):
             raise errors.ConfigError("a shaper needs links, each with a name of its own")
-        for link in setup.links:
-            self._add_link(link)
+        opened: list[int] = []
+        try:
+            for link in setup.links:
+                self._add_link(link, opened)
+        except BaseException:
+            self._lanes.clear()
+            self._by_link.clear()
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
         # Nothing made from here on lives in cycles; what was made so far stays. So no collection ever interrupts.
         gc.collect()
         gc.freeze()
         gc.disable()
         return m.Ready(*take_priority()) if setup.real_time else m.Ready("other", False)
 
-    def _add_link(self, link: m.LinkSetup) -> None:
+    def _add_link(self, link: m.LinkSetup, opened: list[int]) -> None:
         now = self._monotonic()
         up = read_params(link.up, traces=self._traces)
         down = read_params(link.down, traces=self._traces)
-        fades = None
-        if link.fades is not None:
-            fades = Fades(read_fades(link.fades), SeededRng(f"{link.name}/fades", link.seed), now)
+        fades = _fades(link.name, link.fades, link.seed, now)
         near = open_tun(link.near.device, Path(link.near.netns))
+        opened.append(near)
         far = open_tun(link.far.device, Path(link.far.netns))
+        opened.append(far)
         ways = {m.Direction.UP: (near, far, up), m.Direction.DOWN: (far, near, down)}
         self._by_link[link.name] = {}
         for direction, (source, output, params) in ways.items():
             model = LinkModel(params, SeededRng(f"{link.name}/{direction}", link.seed), now, fades=fades)
             self._lanes[source] = Lane(link.name, direction, source, output, model)
             self._by_link[link.name][direction] = self._lanes[source]
+
+
+def _fades(link: str, data: dict[str, Any] | None, seed: int, start_s: float) -> Fades | None:
+    return None if data is None else Fades(read_fades(data), SeededRng(f"{link}/fades", seed), start_s)
 
 
 def _count(lane: Lane) -> m.DirectionStatistics:
@@ -361,6 +384,10 @@ def _count(lane: Lane) -> m.DirectionStatistics:
         queue_bytes_max=counted.queue_bytes_max,
         lost={str(reason): count for reason, count in counted.lost.items()},
     )
+
+
+def _start_blackout(model: LinkModel, mode: BlackoutMode, duration_s: float | None, now: float) -> None:
+    model.start_blackout(mode, now, until_s=math.inf if duration_s is None else now + duration_s)
 
 
 def _mode(word: str) -> BlackoutMode:

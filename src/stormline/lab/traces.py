@@ -1,5 +1,6 @@
 """Capacity traces for the laboratory: recorded ones read from a folder, synthetic ones always."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,14 @@ _SYNTHETIC: Final = {shape.name: shape for shape in SHAPES}
 _ROOT: Final = Path(__file__).parents[3]
 RECORDED_FOLDER: Final = _ROOT.parent / "shared" / "traces"
 """Where recordings are looked for: beside the project, never in it. They need not be there."""
+FOLDER_VARIABLE: Final = "STORMLINE_TRACES"
 _SUFFIXES: Final = frozenset({".up", ".down"})
+
+
+def folder() -> Path:
+    """Give the folder that the environment names (`STORMLINE_TRACES`), else `RECORDED_FOLDER`."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    return Path(named) if named else RECORDED_FOLDER
 
 
 def recorded(folder: Path = RECORDED_FOLDER) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stormline.core import limits
+from stormline.core import errors, limits
 from stormline.core.clock import Clock
 from stormline.lab import messages as m
 from stormline.lab import traces
@@ -172,10 +172,11 @@ class _Probe:
 class _Bench:
     """The measurements, each on a link set up for it."""
 
-    def __init__(self, shaper: Shaper, probe: _Probe, clock: Clock) -> None:
+    def __init__(self, shaper: Shaper, probe: _Probe, clock: Clock, effort: float) -> None:
         self._shaper = shaper
         self._probe = probe
         self._clock = clock
+        self._effort = effort
 
     def _link(self, **fields: Any) -> float:
         self._shaper.statistics(reset_lateness=True)
@@ -184,7 +185,9 @@ class _Bench:
     def delay(self) -> Figure:
         """Measure how far from the wanted delay 99 of 100 packets are at most."""
         self._link(delay_s=DELAY_S)
-        arrivals, _ = self._probe.stream(per_s=500, count=1000, packet_bytes=200, settle_s=4 * DELAY_S)
+        arrivals, _ = self._probe.stream(
+            per_s=500, count=int(1000 * self._effort), packet_bytes=200, settle_s=4 * DELAY_S
+        )
         errors_s = sorted(abs(arrival.delay_s - DELAY_S) for arrival in arrivals)
         worst_s = errors_s[int(len(errors_s) * 0.99)] if errors_s else 1.0
         return Figure(
@@ -193,7 +196,7 @@ class _Bench:
 
     def loss(self) -> Figure:
         """Measure the share of packets lost; by chance alone it is off by 0.07 points in the mean."""
-        count = 40_000
+        count = int(40_000 * self._effort)
         self._link(delay_s=0.01, loss_pct=LOSS_PCT)
         arrivals, _ = self._probe.stream(per_s=8000, count=count, packet_bytes=100, settle_s=0.2)
         lost_pct = (count - len(arrivals)) / count * 100
@@ -207,7 +210,7 @@ class _Bench:
 
     def rate(self, rate_bps: float) -> Figure:
         """Measure the throughput of a saturated link."""
-        size, wanted_s = 1228, 2.0
+        size, wanted_s = 1228, 2.0 * self._effort
         self._link(delay_s=0.01, rate_bps=rate_bps, queue_bytes=20 * size)
         per_s = 1.3 * rate_bps / (8 * size)
         arrivals, _ = self._probe.stream(
@@ -226,7 +229,7 @@ class _Bench:
 
     def trace(self) -> Figure:
         """Measure the bytes that a capacity trace lets through, against its opportunities."""
-        size, wanted_s = 1500, 4.0
+        size, wanted_s = 1500, 4.0 * self._effort
         trace = traces.load(TRACE)
         begin_s = self._link(trace=TRACE, queue_bytes=64 * size)
         lag_s = self._clock.wall() - self._clock.monotonic()
@@ -246,7 +249,9 @@ class _Bench:
     def lateness(self) -> Figure:
         """Measure how late packets leave the shaper at the least packet rate it must carry."""
         self._link(delay_s=0.02)
-        self._probe.stream(per_s=PACKETS_PER_S_MIN, count=2 * PACKETS_PER_S_MIN, packet_bytes=200, settle_s=0.1)
+        self._probe.stream(
+            per_s=PACKETS_PER_S_MIN, count=int(2 * PACKETS_PER_S_MIN * self._effort), packet_bytes=200, settle_s=0.1
+        )
         late = self._shaper.statistics().deliveries
         return Figure(
             name=f"lateness at {PACKETS_PER_S_MIN} packets/s, p99",
@@ -261,7 +266,7 @@ class _Bench:
         best = 0.0
         for per_s in _LADDER:
             self._link(delay_s=0.02)
-            count = int(per_s * 1.5)
+            count = int(per_s * 1.5 * self._effort)
             arrivals, sent_per_s = self._probe.stream(per_s=per_s, count=count, packet_bytes=200, settle_s=0.1)
             late = self._shaper.statistics().deliveries
             if len(arrivals) < count or late.p99_s * 1000 > LATENESS_MS_MAX or sent_per_s < 0.95 * per_s:
@@ -270,23 +275,29 @@ class _Bench:
         return Figure(name="packets carried", value=best, unit="packets/s", target=PACKETS_PER_S_MIN, better="higher")
 
 
-def validate(*, on_figure: Callable[[Figure], None] = lambda _: None, clock: Clock | None = None) -> Validation:
+def validate(
+    *, on_figure: Callable[[Figure], None] = lambda _: None, effort: float = 1.0, clock: Clock | None = None
+) -> Validation:
     """Measure this machine's shaper, in about half a minute.
 
     Args:
         on_figure: told each figure as it is known, for progress.
+        effort: share of the full samples, 0.1 to 1; less is quicker and less exact.
         clock: where time comes from; the machine's where None.
 
     Raises:
+        ConfigError: `effort` is out of range.
         PlatformError: the laboratory cannot work here.
     """
+    if not 0.1 <= effort <= 1:
+        raise errors.ConfigError("validate: effort must be 0.1 to 1")
     with Topology() as topology:
         setup = m.Setup(links=[topology.link_setup(WIFI)], traces=[TRACE])
         clock = clock or SystemClock()
         probe = _Probe(topology, clock)
         try:
             with Shaper(setup) as shaper:
-                bench = _Bench(shaper, probe, clock)
+                bench = _Bench(shaper, probe, clock, effort)
                 measurements: list[Callable[[], Figure]] = [bench.delay, bench.loss]
                 measurements += [functools.partial(bench.rate, rate_bps) for rate_bps in RATES_BPS]
                 measurements += [bench.trace, bench.lateness, bench.packets_per_s]

@@ -158,7 +158,8 @@ class LinkModel:
         return now < self._blackout_until_s
 
     def next_change(self) -> float | None:
-        """The moment at which `advance` has something to do; None where none will come by itself.
+        """The moment at which `advance` has something to do; None where none will come by itself, minus infinity where
+        revised verdicts wait already.
 
         Fades, traces and blackouts of known length are no changes: verdicts know them in advance.
         """

@@ -213,7 +213,7 @@ class _Race:
             done, _ = await asyncio.wait(
                 self._running, timeout=stagger_s if waiting else None, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in done:
+            for task in [each for each in self._running if each in done]:  # in the order they were begun
                 error = task.exception()
                 if error is None:
                     self._on_note(f"connected to {self._running[task]}, {len(self._failures)} failed before")

@@ -71,9 +71,7 @@ class Http1Connection:
         reused = self.exchanges > 0
         self.exchanges += 1
         self._mark = self.stream.sent_bytes
-        exchange = _Exchange(
-            self, request, _Bounds(deadline_at, head_by, read_timeout_s), done=done, on_stage=on_stage
-        )
+        exchange = _Exchange(self, request, _Bounds(deadline_at, head_by, read_timeout_s), done=done, on_stage=on_stage)
         return await exchange.run(reused=reused)
 
     def close(self) -> None:
@@ -340,24 +338,26 @@ class _Exchange:
         self._done(reusable)
 
     # -- time -----------------------------------------------------------------------------------------------------
-    def _due(self) -> tuple[float, str]:
-        """Say when time runs out, and of what."""
-        bounds, head = self._bounds, not self._reader.status
-        deadline = bounds.deadline_at
-        if head and bounds.head_by is not None:
-            deadline = min(deadline, bounds.head_by)
-        silence_s = bounds.read_timeout_s
+    def _deadline(self) -> float:
+        """Give the moment that nothing puts off."""
+        deadline, head_by, _ = self._bounds
+        return head_by if head_by is not None and head_by < deadline and not self._reader.status else deadline
+
+    def _due(self) -> float:
+        """Give the moment at which time runs out, if nothing moves until then."""
+        deadline = self._deadline()
+        if not self._reading:
+            return deadline
+        silence_s = self._bounds.read_timeout_s
         if silence_s is None:
-            silence_s = math.inf if head else limits.PACKET_GAP_S
-        if self._reading and self._moved_at + silence_s < deadline:
-            return self._moved_at + silence_s, f"nothing came for {silence_s:.3g} s"
-        return deadline, "the deadline passed"
+            silence_s = limits.PACKET_GAP_S if self._reader.status else math.inf
+        return min(deadline, self._moved_at + silence_s)
 
     def _watch(self) -> None:
         """Have one timer that fires no later than time runs out. One that fires early finds out and sleeps on."""
         if self._finished:
             return
-        due, _ = self._due()
+        due = self._due()
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
@@ -367,11 +367,12 @@ class _Exchange:
     def _expire(self) -> None:
         """Free the connection when time has run out, whether or not anybody reads the body."""
         self._timer = None
-        due, what = self._due()
+        due = self._due()
         if self._loop.time() < due:
             self._watch()
             return
-        self._expired = what
+        silent_s = due - self._moved_at
+        self._expired = "the deadline passed" if due == self._deadline() else f"nothing came for {silent_s:.3g} s"
         if self._sender is not None:
             self._sender.cancel()
         self._finish(reusable=False)

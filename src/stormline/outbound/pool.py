@@ -126,7 +126,7 @@ class HttpPool:
         self._per_origin_max = connections_per_origin_max
         self._idle_s = idle_s
         self._idle: dict[_Key, list[_Idle]] = {}  # each list oldest first
-        self._slots: set[_Slot] = set()  # granted and not released
+        self._slots: dict[_Slot, None] = {}  # granted and not released; in order, so that runs repeat
         self._count: collections.Counter[_Origin] = collections.Counter()  # slots and idle connections
         self._total = 0
         self._waiters: collections.deque[_Waiter] = collections.deque()
@@ -157,8 +157,7 @@ class HttpPool:
             body_deadline_s: seconds until the last byte of the body, default `deadline_s`.
             connect_timeout_s: seconds for making a connection, names, TCP and TLS together; None: until the deadline.
             read_timeout_s: longest silence; see `Http1Connection.exchange`.
-            fresh: over a connection made for it. Those to the same place that wait unused are closed: one of their age
-                has just failed.
+            fresh: over a connection made for it; those that wait for the same place are closed, being as old.
             addresses: connect to these instead of resolving the host (IP direct).
             server_name: name for SNI and certificate instead of the host.
             on_stage: told the name of each stage of `telemetry.timeline.STAGES` as it begins.
@@ -172,10 +171,8 @@ class HttpPool:
             DeadlineExceeded: `phase` says in what.
             LocalProtocolError: the request cannot be sent as it is, or the pool is closed.
         """
-        if request.scheme not in ("http", "https"):
-            raise errors.LocalProtocolError(f"scheme {request.scheme[:20]!r} is neither http nor https")
         encoded = encode(request)
-        key = _Key(_Origin(request.scheme, request.host.lower(), request.port), addresses, server_name)
+        key = _key_of(request, addresses, server_name)
         progress = _Progress(request.host, on_stage)
         now = asyncio.get_running_loop().time()
         deadline_at = now + deadline_s
@@ -192,8 +189,6 @@ class HttpPool:
                 left_s = deadline_at - asyncio.get_running_loop().time()
                 timeout_s = left_s if connect_timeout_s is None else min(left_s, connect_timeout_s)
                 slot.connection = await self._connect(key, timeout_s, progress, on_note)
-            else:
-                on_note(f"reusing the connection to {slot.connection.stream.peer}")
             progress.connection = slot.connection
             return await slot.connection.exchange(
                 encoded,
@@ -283,7 +278,7 @@ class HttpPool:
             self._count[origin] += 1
             self._total += 1
         slot = _Slot(key, connection)
-        self._slots.add(slot)
+        self._slots[slot] = None
         return slot
 
     async def _wait_for_grant(self, key: _Key) -> _Slot:
@@ -309,7 +304,7 @@ class HttpPool:
         if slot.released:
             return
         slot.released = True
-        self._slots.discard(slot)
+        self._slots.pop(slot, None)
         connection = slot.connection
         if reusable and connection is not None and not self._closed:
             self._idle.setdefault(slot.key, []).append(_Idle(connection, self._clock.monotonic()))
@@ -381,6 +376,12 @@ class HttpPool:
         if self._idle:
             oldest = min(entries[0].since for entries in self._idle.values())
             self._plan_sweep(max(_SWEEP_STEP_S, oldest + self._idle_s - now))
+
+
+def _key_of(request: HttpRequest, addresses: tuple[Address, ...] | None, server_name: str | None) -> _Key:
+    if request.scheme not in ("http", "https"):
+        raise errors.LocalProtocolError(f"scheme {request.scheme[:20]!r} is neither http nor https")
+    return _Key(_Origin(request.scheme, request.host.lower(), request.port), addresses, server_name)
 
 
 def _pool_closed() -> errors.LocalProtocolError:

@@ -45,7 +45,7 @@ class CallRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One call after all its means, as it is reported. Holds no query values, headers, bodies or credentials.
 
     Attributes:
-        call_id: unique per call, random.
+        call_id: unique per call; the part before the dash is random and common to one client.
         started_at_ms: wall time of the call, milliseconds since 1970.
         method: HTTP method, or `CALL` for an RPC.
         host: the request's host, or the RPC service.
@@ -96,8 +96,11 @@ class CallRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.ok_network and self.ok_http and self.ok_parse is not False
 
 
+_KNOWN: Final = frozenset(STAGES)
+
+
 def _check(stage: str) -> None:
-    if stage not in STAGES:
+    if stage not in _KNOWN:
         raise ValueError(f"no such stage: {stage!r}")
 
 
@@ -128,9 +131,12 @@ class Timeline:
         self._stage = stage
 
     def _close(self, now: float) -> None:
-        spent = max(0.0, now - self._now)
+        spent = now - self._now
+        if spent > 0.0:
+            self._now = now
+        else:
+            spent = 0.0
         self._stages[self._stage] = self._stages.get(self._stage, 0.0) + spent
-        self._now = max(self._now, now)
 
     def move(self, source: str, target: str, seconds: float) -> None:
         """Book `seconds` of what was counted under `source` on `target` instead (body read v decoding).

@@ -93,8 +93,8 @@ class GatewayEnd:
     async def welcome(self, **fields: Any) -> m.Hello:
         """Wait for the HELLO, welcome the client, give the HELLO."""
         hello = self.hello or await self.read_hello()
-        number = len(self._gateway.ends)
-        self.machine.send_welcome(m.Welcome(**{"version": m.VERSION, "session": f"s{number}", "device": "d1"} | fields))
+        given: dict[str, Any] = {"version": m.VERSION, "session": f"s{len(self._gateway.ends)}", "device": "d1"}
+        self.machine.send_welcome(m.Welcome(**given | fields))
         self.flush()
         return hello
 
@@ -171,6 +171,7 @@ class ScriptedGateway:
     def __init__(self, scripts: tuple[Script, ...]) -> None:
         self._scripts = scripts
         self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
         self.address = Address("", 0)
         self.ends: list[GatewayEnd] = []
         self.calls: Counter[str] = Counter()
@@ -180,6 +181,19 @@ class ScriptedGateway:
     def open(self) -> int:
         """Connections whose script still runs."""
         return len(self._tasks)
+
+    async def listen(self, context: ssl.SSLContext) -> None:
+        """Begin to take connections."""
+        self._server = await asyncio.start_server(self.connected, "127.0.0.1", 0, ssl=context)
+        self.address = Address(*self._server.sockets[0].getsockname()[:2])
+
+    async def stop(self) -> None:
+        """Take no more connections, and drop those that are open."""
+        if self._server is not None:
+            self._server.close()
+        await self._end()
+        if self._server is not None:
+            await self._server.wait_closed()
 
     def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Begin a connection's script."""
@@ -202,8 +216,7 @@ class ScriptedGateway:
                 end.flush()
             end.writer.close()
 
-    async def end(self) -> None:
-        """Stop what still runs."""
+    async def _end(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         for connection in self.ends:
@@ -223,14 +236,11 @@ async def scripted_gateway(tls: TlsFiles, *scripts: Script) -> AsyncIterator[Scr
     context.load_cert_chain(tls.certificate, tls.key)
     context.set_alpn_protocols([m.ALPN])
     gateway = ScriptedGateway(scripts)
-    server = await asyncio.start_server(gateway.connected, "127.0.0.1", 0, ssl=context)
-    gateway.address = Address(*server.sockets[0].getsockname()[:2])
+    await gateway.listen(context)
     try:
         yield gateway
     finally:
-        server.close()
-        await gateway.end()
-        await server.wait_closed()
+        await gateway.stop()
     if gateway.faults:
         raise BaseExceptionGroup("a script of the gateway failed", gateway.faults)
 

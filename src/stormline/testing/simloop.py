@@ -16,6 +16,7 @@ import contextlib
 import functools
 import gc
 import hashlib
+import inspect
 import logging
 import random
 import selectors
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 WALL_START_S: Final = 1_800_000_000.0
 """The wall clock at virtual time 0, seconds since 1970: a fixed day, so that signed times repeat too."""
+_CLEAN_UP_S: Final = 120.0
+_CLEAN_UP_STEPS: Final = 10_000
 _SETTLE_TURNS: Final = 64
 """Turns of the loop that what was cancelled at the end of a run gets to finish."""
 
@@ -132,6 +135,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise SimulationFailed(
                 [f"not over after {self._steps_max} steps, at {self._virtual_s:.3f} s", *self.waiting()]
             )
+
+    def extend(self) -> None:
+        """Give a run that is over some more time and steps, to clean up."""
+        self._time_max_s = self._virtual_s + _CLEAN_UP_S
+        self._steps_max = self.steps + _CLEAN_UP_STEPS
 
     def waiting(self) -> list[str]:
         """Say of each task that is not done where it waits."""
@@ -401,6 +409,7 @@ def _end(loop: VirtualLoop) -> None:
     left = [task for task in asyncio.all_tasks(loop) if not task.done()]
     try:
         if left:
+            loop.extend()
             for task in left:
                 task.cancel()
             with contextlib.suppress(BaseException):
@@ -424,6 +433,7 @@ def on_virtual_time(function: Callable[..., Awaitable[T]]) -> Callable[..., T]:
 
         return run(main).result
 
-    # A test runner that looks inside would see a coroutine function.
-    del wrapped.__wrapped__  # type: ignore[attr-defined]
+    # A test runner must see the arguments, for its fixtures, and no coroutine function.
+    del wrapped.__wrapped__
+    wrapped.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return wrapped

@@ -26,7 +26,7 @@ from stormline.testing.simloop import SimRng, VirtualLoop
 from stormline.testing.simtcp import ACK, RST, SYN, Segment, TcpEnd
 
 CORE_DELAY_S: Final = 0.002
-"""One way through the core: data centres of one region."""
+"""What the way through the core adds to packets of hosts that are in it: data centres of one region."""
 _EPHEMERAL_FIRST: Final = 32_768
 """First local port of an outgoing connection."""
 _TICK_S: Final = 5e-8
@@ -69,6 +69,11 @@ class Pipe:
     def send(self, size_bytes: int, arrive: Callable[[], None]) -> None:
         """Send a packet; `arrive` is called when (each time) it comes out."""
         self._plan(self.model.offer(size_bytes, self._loop.time()), arrive)
+
+    def become(self, params: LinkParams) -> None:
+        """Be another link from now on."""
+        self.model.reconfigure(params, self._loop.time())
+        self.revise()
 
     def revise(self) -> None:
         """After a command to the model: what was said of packets on their way may hold no longer."""
@@ -128,11 +133,13 @@ class Link:
             pipe.model.start_blackout(mode, now, until_s=now + duration_s)
             pipe.revise()
 
-    def change(self, edit: Callable[[LinkParams], LinkParams], *, direction: str = "both") -> None:
-        """Become another link from now on."""
-        for pipe in self._pipes(direction):
-            pipe.model.reconfigure(edit(pipe.model.params), self._loop.time())
-            pipe.revise()
+    def heal(self, params: LinkParams) -> None:
+        """Become a good link: no blackout, no fades, these parameters."""
+        now = self._loop.time()
+        for pipe in (self.up, self.down):
+            pipe.model.end_blackout(now)
+            pipe.model.set_fades(None, now)
+            pipe.become(params)
 
 
 class Nat:
@@ -167,7 +174,7 @@ class Nat:
     def inbound(self, segment: Segment, now: float) -> Segment | None:
         """Give the packet its inner destination, None where no mapping leads inside (any more)."""
         inner = self._inner.get((segment.dst.port, segment.src))
-        if inner is None:
+        if inner is None or segment.dst.host != self.outer_ip:
             return None
         port, last = self._outer[(inner, segment.src)]
         if port != segment.dst.port or now - last > self.idle_s:
@@ -182,7 +189,11 @@ class Nat:
 
 
 class SimSocket:
-    """A connected non-blocking socket: what `net.stream.TcpStream` needs of one. The kernel below is `TcpEnd`."""
+    """A connected non-blocking socket: what `net.stream.TcpStream` needs of one. The kernel below is `TcpEnd`.
+
+    Attributes:
+        on_over: told once when it is closed or broken.
+    """
 
     def __init__(self, end: TcpEnd, loop: VirtualLoop, sites: Sites) -> None:
         self._end = end
@@ -191,6 +202,7 @@ class SimSocket:
         self._closed = False
         self._on_readable: Callable[[], object] | None = None
         self._on_writable: Callable[[], object] | None = None
+        self.on_over: Callable[[], object] | None = None
         end.user = self
 
     @property
@@ -222,6 +234,8 @@ class SimSocket:
 
     def recv(self, size_max: int) -> bytes:
         """Give what came; raises BlockingIOError for nothing yet."""
+        if self._sites.fires("close-early"):
+            self._end.reset()
         data = self._end.read(self._sites.size("receive-short", size_max))
         if data is None:
             raise BlockingIOError(errno.EAGAIN, "nothing yet")
@@ -232,6 +246,12 @@ class SimSocket:
         self._closed = True
         self._on_readable = self._on_writable = None
         self._end.close()
+        self._tell_over()
+
+    def _tell_over(self) -> None:
+        told, self.on_over = self.on_over, None
+        if told is not None:
+            told()
 
     def watch_reading(self, callback: Callable[[], object] | None) -> None:
         """See `simloop.SimDescriptor`."""
@@ -247,6 +267,8 @@ class SimSocket:
 
     def tcp_changed(self) -> None:
         """See `simtcp.TcpUser`."""
+        if self._end.failed is not None:
+            self._tell_over()
         if self._on_readable is not None and self._end.readable:
             self._loop.call_soon(self._call_reader)
         if self._on_writable is not None and self._end.writable:
@@ -364,8 +386,7 @@ class Host:
     def join_network(self, ip: str, nat: Nat | None) -> None:
         """Get another address, behind another translation."""
         self.addresses[:] = [ip]
-        if nat is not None:
-            self._net.route(nat.outer_ip, self)
+        self._net.route(nat.outer_ip if nat is not None else ip, self)
         self.nat = nat
 
     # -- packets -----------------------------------------------------------------------------------------------------
@@ -470,6 +491,26 @@ class SimNet:
     def route(self, ip: str, host: Host) -> None:
         """Bring what is for `ip` to `host`."""
         self._routes[ip] = host
+
+    async def ask(self, host: Host, up_bytes: int, down_bytes: int) -> None:
+        """Send one datagram from a host into the core and wait for one that comes back; either may be lost."""
+        answered = self.loop.create_future()
+        link = host.link
+
+        def back() -> None:
+            if link is None:
+                _wake(answered)
+            else:
+                link.down.send(down_bytes, lambda: _wake(answered))
+
+        def forth() -> None:
+            self.loop.call_later(2 * CORE_DELAY_S, back)
+
+        if link is None:
+            forth()
+        else:
+            link.up.send(up_bytes, forth)
+        await answered
 
     def carry(self, source: Host, segment: Segment) -> None:
         """Take a packet from its sender."""

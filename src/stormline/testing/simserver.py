@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -26,9 +27,9 @@ class SimTransport(asyncio.Transport):
 
     Args:
         sock: the connection.
-        protocol: made when it stands.
+        factory: makes the protocol object when it stands.
         context: TLS; None for plain.
-        started: told when the protocol has been connected.
+        handshake_timeout_s: after which a TLS handshake is given up.
     """
 
     def __init__(
@@ -114,10 +115,8 @@ class SimTransport(asyncio.Transport):
             return
         self._closing = True
         if self._tls is not None:
-            try:
+            with contextlib.suppress(ssl.SSLError):  # the peer's close_notify is not waited for
                 self._tls.unwrap()
-            except ssl.SSLError:
-                pass
             self._buffer += self._outgoing.read()
         self._flush()
 
@@ -246,7 +245,7 @@ def _begin(sock: SimSocket, factory: Callable[[], asyncio.Protocol], context: Si
     SimTransport(sock, factory, context)
 
 
-# -- HTTP ---------------------------------------------------------------------------------------------------------------
+# -- HTTP -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

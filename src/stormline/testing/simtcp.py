@@ -18,6 +18,8 @@ SYN: Final = 1
 ACK: Final = 2
 FIN: Final = 4
 RST: Final = 8
+_PERSIST_RETRIES_MAX: Final = 8
+"""How far the pause between two probes of a shut window grows: to a minute."""
 _NAMES: Final = {SYN: "S", ACK: "A", FIN: "F", RST: "R"}
 
 
@@ -192,6 +194,12 @@ class TcpEnd:
             self._put(self._segment(RST | ACK, self._nxt))
         self._end()
 
+    def reset(self) -> None:
+        """Break it as a middlebox does that resets both sides."""
+        if not self._over:
+            self._put(self._segment(RST | ACK, self._nxt))
+            self.fail(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+
     def fail(self, error: OSError) -> None:
         """Break it from below: the kernel found out that it is gone."""
         if self.failed is None and not self._over:
@@ -262,6 +270,8 @@ class TcpEnd:
             self._arm()
             if data:
                 self._tell()
+        elif not segment.window:
+            self._retries = min(self._retries, _PERSIST_RETRIES_MAX)  # alive and full: probed for ever
         elif acked == self._una and self._nxt > self._una and not segment.data and not segment.flags & FIN:
             self._dupacks += 1
             if self._dupacks == 3 and self._una >= self._recover:
@@ -291,7 +301,8 @@ class TcpEnd:
         if segment.flags & FIN:
             self._fin_at = end
         told = False
-        if segment.data and end > self._rcv and segment.seq - self._rcv < limits.SIM_RECEIVE_BUFFER_BYTES:
+        room = limits.SIM_RECEIVE_BUFFER_BYTES - len(self._in)
+        if segment.data and end > self._rcv and end - self._rcv <= room:
             self._early[segment.seq] = segment.data
             told = self._join()
         if self._fin_at is not None and self._rcv == self._fin_at and not self._eof:

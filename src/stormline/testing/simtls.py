@@ -87,7 +87,7 @@ class SimTlsObject:
         while not self._secure:
             record = next(self._records(), None)
             if record is None:
-                raise _eof() if self._ended else ssl.SSLWantReadError()
+                raise _eof() if self._incoming.eof else ssl.SSLWantReadError()
             kind, payload = record
             if kind != _HANDSHAKE:
                 raise self._alert(payload)
@@ -116,10 +116,6 @@ class SimTlsObject:
         error = ssl.SSLError(1, payload.decode("ascii", "replace"))
         error.reason = "SSLV3_ALERT_BAD_CERTIFICATE"
         return error
-
-    @property
-    def _ended(self) -> bool:
-        return self._incoming.eof and not self._raw
 
     def _records(self) -> Iterator[tuple[int, bytes]]:
         """Give whole records as they are there."""

@@ -1,0 +1,21 @@
+"""httpx2 as it comes: one client, HTTP/1.1, 5 s for each phase, no retry."""
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx2
+
+
+@contextlib.asynccontextmanager
+async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaitable[tuple[int, bytes]]]]:
+    """Give a function that makes one request."""
+    tls = ssl.create_default_context(cafile=config["ca_file"])
+    async with httpx2.AsyncClient(verify=tls) as http:
+
+        async def get(url: str) -> tuple[int, bytes]:
+            answer = await http.get(url)
+            return answer.status_code, answer.content
+
+        yield get

@@ -1,0 +1,478 @@
+"""What goes wrong on the way: small values that a stage's event clock applies and undoes.
+
+Filters are nftables tables of their own in the routers' or the servers' namespace, so that one fault never touches
+another's rules. Equal faults must not overlap in time.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, Protocol
+
+from stormline.core import errors, limits
+from stormline.lab.control import Shaper
+from stormline.lab.namespaces import UPLINKS, WIFI, Namespace, Topology, Uplink
+from stormline.lab.specs import Behaviour, DnsSpec
+
+_PASS_DNS: Final = ("th sport 53 accept", "th dport 53 accept")
+"""Two rules: nft (1.0.6) makes "unequal to both" of two comparisons with `!=` in one."""
+
+
+class Ground(Protocol):
+    """What faults work on: a stage."""
+
+    @property
+    def topology(self) -> Topology:
+        """The namespaces."""
+
+    @property
+    def shaper(self) -> Shaper:
+        """The links."""
+
+    @property
+    def captive(self) -> str:
+        """IPv4 address of the captive server."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The origin's true addresses, by index as faults name them."""
+
+    def behave(self, unit: Iterable[int], behaviour: Behaviour | None) -> None:
+        """Let origin addresses, by index, behave otherwise; None: as the profile has it."""
+
+    def set_dns(self, dns: DnsSpec | None) -> None:
+        """Let DNS answer otherwise; None: as the profile has it."""
+
+    def next_host(self) -> int:
+        """Give a host number that the device had on no link yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    about: ClassVar[str]
+    """One sentence for the documentation."""
+
+    @property
+    def what(self) -> str:
+        """Name and parameters, for reports and plots."""
+        named = [f"{field.name}={getattr(self, field.name)}" for field in fields(self)]
+        return " ".join([_kebab(type(self).__name__), *named])
+
+    def apply(self, stage: Ground) -> None:
+        """Begin. Raises PlatformError where the machine refuses."""
+        raise TypeError(f"{type(self).__name__} does not say how")
+
+    def undo(self, stage: Ground) -> None:
+        """End. Raises PlatformError where the machine refuses."""
+        raise TypeError(f"{type(self).__name__} does not say how")
+
+
+def _kebab(name: str) -> str:
+    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name).strip("-")
+
+
+def _check_pct(fault: Fault, pct: float) -> None:
+    if not (math.isfinite(pct) and 0 < pct <= 100):
+        raise errors.ConfigError(f"fault {fault.what}: pct must be above 0 and at most 100")
+
+
+# -- filters ----------------------------------------------------------------------------------------------------------
+class _Filter(Fault):
+    """A fault made of nftables rules."""
+
+    def places(self, stage: Ground) -> Iterable[Namespace]:
+        """Give the namespaces that get the rules."""
+        return stage.topology.routers.values()
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Give the rules by chain: `forward`, `prerouting`, `output` (filters) or `nat` (destination NAT)."""
+        raise TypeError(f"{type(self).__name__} has no rules")
+
+    def apply(self, stage: Ground) -> None:
+        """Load the table."""
+        lines = [f"table inet {self._table} {{"]
+        for chain, rules in self.rules(stage).items():
+            lines += [f"chain fault_{chain} {{", f"type {_HOOKS[chain]}", *rules, "}"]
+        for place in self.places(stage):
+            _nft(place, "\n".join([*lines, "}"]))
+
+    def undo(self, stage: Ground) -> None:
+        """Remove it."""
+        for place in self.places(stage):
+            _nft(place, f"delete table inet {self._table}")
+
+    @property
+    def _table(self) -> str:
+        return f"fault_{hashlib.sha256(self.what.encode()).hexdigest()[:12]}"
+
+
+_HOOKS: Final = {
+    "forward": "filter hook forward priority filter",
+    "prerouting": "filter hook prerouting priority raw",
+    "output": "filter hook output priority raw",
+    "nat": "nat hook prerouting priority dstnat",
+}
+
+
+def _nft(place: Namespace, script: str) -> None:
+    place.shell(f"nft -f - <<'END'\n{script}\nEND")
+
+
+def _chance(pct: float) -> str:
+    """Match that share of packets, to a ten-thousandth."""
+    return "" if pct == 100 else f"numgen random mod 10000 < {round(pct * 100)}"
+
+
+def _family(address: str) -> str:
+    return "ip6" if ":" in address else "ip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadAddress(_Filter):
+    """An address swallows everything, new connections and open ones."""
+
+    about = "packets to and from an address of the origin vanish"
+    address: int
+    """Index into the origin's addresses."""
+
+    def places(self, stage: Ground) -> Iterable[Namespace]:
+        """At the servers' side: dead on every link."""
+        return [stage.topology.server]
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop both ways."""
+        address = stage.addresses[self.address]
+        family = _family(address)
+        return {"prerouting": [f"{family} daddr {address} drop"], "output": [f"{family} saddr {address} drop"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitCut(_Filter):
+    """The entry of a whole unit is cut: all its addresses at once."""
+
+    about = "packets to and from several addresses of the origin, one unit, vanish"
+    unit: tuple[int, ...]
+    """Indexes into the origin's addresses."""
+
+    def places(self, stage: Ground) -> Iterable[Namespace]:
+        """At the servers' side."""
+        return [stage.topology.server]
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop both ways."""
+        addresses = [stage.addresses[index] for index in self.unit]
+        return {
+            "prerouting": [f"{_family(address)} daddr {address} drop" for address in addresses],
+            "output": [f"{_family(address)} saddr {address} drop" for address in addresses],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynDrop(_Filter):
+    """New TCP connections do not get through; open ones live."""
+
+    about = "a share of the packets that open TCP connections vanish"
+    pct: float = 100.0
+
+    def __post_init__(self) -> None:
+        _check_pct(self, self.pct)
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop SYN without ACK."""
+        return {"forward": [f"tcp flags & (syn | ack) == syn {_chance(self.pct)} drop"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyPort(_Filter):
+    """A firewall that lets one TCP port through, and DNS."""
+
+    about = "everything but one TCP port (and DNS) vanishes"
+    port: int
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop what is neither."""
+        return {"forward": [*_PASS_DNS, f"tcp sport {self.port} accept", f"tcp dport {self.port} accept", "drop"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyProtocol(_Filter):
+    """A network that carries one protocol, and DNS."""
+
+    about = "everything but one protocol (and DNS) vanishes"
+    protocol: str
+    """`tcp`, `udp` or `icmp`."""
+
+    def __post_init__(self) -> None:
+        if self.protocol not in ("tcp", "udp", "icmp"):
+            raise errors.ConfigError("fault only-protocol: must be tcp, udp or icmp")
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop the others."""
+        return {"forward": [*_PASS_DNS, f"meta l4proto != {self.protocol} drop"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UdpBlock(_Filter):
+    """No UDP but DNS, as in many company networks."""
+
+    about = "UDP but DNS vanishes"
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop it."""
+        return {"forward": [*_PASS_DNS, "meta l4proto udp drop"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UdpLossy(_Filter):
+    """UDP is lossy and policed while TCP is well, as operators do to what they do not know."""
+
+    about = "UDP but DNS loses a share of its packets, and all beyond a rate"
+    pct: float
+    police_kbytes_per_s: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_pct(self, self.pct)
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop by chance, and beyond the rate."""
+        rules = [*_PASS_DNS, f"meta l4proto udp {_chance(self.pct)} drop"]
+        if self.police_kbytes_per_s is not None:
+            rules.append(f"meta l4proto udp limit rate over {self.police_kbytes_per_s} kbytes/second drop")
+        return {"forward": rules}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resets(_Filter):
+    """A middlebox that resets connections at random."""
+
+    about = "a share of the device's TCP packets on open connections is swallowed and answered with RST"
+    pct: float
+
+    def __post_init__(self) -> None:
+        _check_pct(self, self.pct)
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Answer in the server's name; the server learns of it by the device's next packet."""
+        return {"forward": [f'iifname "lan0" tcp flags & syn == 0 {_chance(self.pct)} reject with tcp reset']}
+
+
+@dataclass(frozen=True, kw_only=True)
+class V6Dead(_Filter):
+    """IPv6 has addresses and routes, and nothing comes back."""
+
+    about = "all IPv6 packets vanish in the router"
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop it."""
+        return {"forward": ["meta nfproto ipv6 drop"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class V6Lossy(_Filter):
+    """IPv6 works, and worse than IPv4."""
+
+    about = "a share of all IPv6 packets vanishes in the router"
+    pct: float
+
+    def __post_init__(self) -> None:
+        _check_pct(self, self.pct)
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop by chance."""
+        return {"forward": [f"meta nfproto ipv6 {_chance(self.pct)} drop"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptivePortal(_Filter):
+    """A hotel's network: every connection ends at the portal."""
+
+    about = "TCP to ports 80 and 443 ends at a server that answers a page of its own, with a wrong certificate"
+    ports: tuple[int, ...] = (80, 443)
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Rewrite IPv4, drop IPv6."""
+        ports = ", ".join(map(str, self.ports))
+        return {
+            "nat": [f'iifname "lan0" meta nfproto ipv4 tcp dport {{ {ports} }} dnat ip to {stage.captive}'],
+            "forward": [f'iifname "lan0" meta nfproto ipv6 tcp dport {{ {ports} }} drop'],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatForgets(_Filter):
+    """A NAT with a short memory: what was idle for longer is not known any more, and nobody is told."""
+
+    about = "the router forgets idle TCP and UDP flows after some seconds, and drops what belongs to none"
+    after_s: int
+
+    def __post_init__(self) -> None:
+        if self.after_s < limits.LAB_NAT_TIMEOUT_S_MIN:
+            raise errors.ConfigError(f"fault nat-forgets: after_s must be {limits.LAB_NAT_TIMEOUT_S_MIN} or more")
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop what belongs to no known flow."""
+        return {"forward": ['iifname "lan0" meta nfproto ipv4 ct state invalid drop']}
+
+    def apply(self, stage: Ground) -> None:
+        """Shorten the memory, and take up no flow in its middle."""
+        super().apply(stage)
+        self._set(stage, dict.fromkeys(_NAT_DEFAULTS, self.after_s) | {"tcp_loose": 0})
+
+    def undo(self, stage: Ground) -> None:
+        """Give the kernel's defaults back."""
+        super().undo(stage)
+        self._set(stage, {**_NAT_DEFAULTS, "tcp_loose": 1})
+
+    def _set(self, stage: Ground, values: Mapping[str, int]) -> None:
+        lines = [f"echo {value} > /proc/sys/net/netfilter/nf_conntrack_{name}" for name, value in values.items()]
+        for router in self.places(stage):
+            router.shell("\n".join(lines))
+
+
+_NAT_DEFAULTS: Final = {
+    "tcp_timeout_established": 432_000,
+    "tcp_timeout_unacknowledged": 300,
+    "tcp_timeout_max_retrans": 300,
+    "udp_timeout": 30,
+    "udp_timeout_stream": 120,
+}
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+def _links(uplink: str | None) -> tuple[Uplink, ...]:
+    found = tuple(up for up in UPLINKS if uplink in (None, up.name))
+    if not found:
+        raise errors.ConfigError(f"no uplink named {uplink!r}; there are {', '.join(up.name for up in UPLINKS)}")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dark(Fault):
+    """The radio is gone; the interface stays up (elevator, tunnel, WiFi that is up and dead)."""
+
+    about = "nothing passes in either direction while the interface stays up"
+    uplink: str | None = WIFI.name
+    """None: all."""
+    mode: str = "drop"
+    """`drop`, or `hold`: modems keep packets and send them afterwards."""
+
+    def apply(self, stage: Ground) -> None:
+        """Go dark."""
+        for up in _links(self.uplink):
+            stage.shaper.start_blackout(up.name, mode=self.mode)
+
+    def undo(self, stage: Ground) -> None:
+        """Come back."""
+        for up in _links(self.uplink):
+            stage.shaper.end_blackout(up.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtuCliff(Fault):
+    """Large packets vanish and no ICMP says so: path MTU discovery fails."""
+
+    about = "packets above a size vanish without a word"
+    mtu_bytes: int
+    uplink: str | None = None
+
+    def apply(self, stage: Ground) -> None:
+        """Lower the limit."""
+        self._set(stage, self.mtu_bytes)
+
+    def undo(self, stage: Ground) -> None:
+        """Lift it."""
+        self._set(stage, limits.LINK_MTU_BYTES_MAX)
+
+    def _set(self, stage: Ground, mtu_bytes: int) -> None:
+        for up in _links(self.uplink):
+            stage.shaper.reconfigure(up.name, {"mtu_bytes": mtu_bytes})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handover(Fault):
+    """WiFi is lost and comes back with other addresses; in between the default route is the cellular one."""
+
+    about = "the WiFi interface goes down with its addresses and comes back with other ones"
+
+    def apply(self, stage: Ground) -> None:
+        """Take the interface down; its routes go with it."""
+        stage.topology.device.shell(
+            f"ip link set {WIFI.name} down\nip address flush dev {WIFI.name}\n"
+            + "\n".join(f"ip {family} rule delete lookup {WIFI.table}" for family in ("-4", "-6"))
+        )
+
+    def undo(self, stage: Ground) -> None:
+        """Bring it up with new addresses, routes and rules."""
+        host = stage.next_host()
+        v4, v6 = f"{WIFI.router_v4.rpartition('.')[0]}.{host}", f"{WIFI.router_v6.rpartition('::')[0]}::{host:x}"
+        lines = [
+            f"ip link set {WIFI.name} up",
+            f"ip address add {v4}/24 dev {WIFI.name}",
+            f"ip address add {v6}/64 dev {WIFI.name} nodad",
+        ]
+        for family, router, own in (("-4", WIFI.router_v4, v4), ("-6", WIFI.router_v6, v6)):
+            lines += [
+                f"ip {family} route add default via {router} dev {WIFI.name} metric 100 src {own}",
+                f"ip {family} route add default via {router} dev {WIFI.name} src {own} table {WIFI.table}",
+                f"ip {family} rule add from {own} lookup {WIFI.table} priority {1000 + WIFI.number}",
+            ]
+        stage.topology.device.shell("\n".join(lines))
+
+
+# -- servers ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Unwell(Fault):
+    """Addresses of the origin behave otherwise for a time."""
+
+    about = "addresses of the origin behave otherwise for a time"
+    behaviour: Behaviour
+    unit: tuple[int, ...]
+    """Indexes into the origin's addresses."""
+
+    @property
+    def what(self) -> str:
+        """Name and what differs from a server that works."""
+        return f"unwell {_differences(self.behaviour)} at {','.join(map(str, self.unit))}"
+
+    def apply(self, stage: Ground) -> None:
+        """Behave so."""
+        stage.behave(self.unit, self.behaviour)
+
+    def undo(self, stage: Ground) -> None:
+        """Behave as the profile has it."""
+        stage.behave(self.unit, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DnsUnwell(Fault):
+    """DNS answers otherwise for a time."""
+
+    about = "DNS answers otherwise for a time"
+    dns: DnsSpec
+
+    @property
+    def what(self) -> str:
+        """Name and what differs from a server that works."""
+        return f"dns-unwell {_differences(self.dns)}"
+
+    def apply(self, stage: Ground) -> None:
+        """Answer so."""
+        stage.set_dns(self.dns)
+
+    def undo(self, stage: Ground) -> None:
+        """Answer as the profile has it."""
+        stage.set_dns(None)
+
+
+def _differences(spec: Behaviour | DnsSpec) -> str:
+    return " ".join(f"{name}={value}" for name, value in differences(spec).items())
+
+
+def differences(spec: Behaviour | DnsSpec) -> dict[str, Any]:
+    """Give the fields that are not as by default."""
+    usual = type(spec)()
+    names = spec.__struct_fields__
+    return {name: getattr(spec, name) for name in names if getattr(spec, name) != getattr(usual, name)}

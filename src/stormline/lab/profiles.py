@@ -1,0 +1,306 @@
+"""The laboratory's named networks.
+
+Rates are to the device / from it, losses are of each direction, and where nothing else is said the network is that of
+`4g` and the origin has three IPv4 addresses. In profiles about setting connections up a connection serves 10 requests,
+so that set-up is met some 30 times in a run.
+"""
+
+from typing import Final
+
+from stormline.core import errors
+from stormline.lab.faults import (
+    CaptivePortal,
+    Dark,
+    DeadAddress,
+    Handover,
+    Resets,
+    UdpBlock,
+    UdpLossy,
+    V6Dead,
+    V6Lossy,
+)
+from stormline.lab.profiles_model import (
+    LinkSpec,
+    Profile,
+    RttQuantiles,
+    ServerSpec,
+    always,
+    between,
+    blinking,
+    each_in_turn,
+    episodes,
+    link,
+    recorded_link,
+    with_fades,
+)
+from stormline.lab.specs import Behaviour, DnsSpec
+
+_WIFI: Final = link(rtt_ms=20, down_mbps=40, up_mbps=40, loss_pct=0.1)
+_4G: Final = link(rtt_ms=60, down_mbps=12, up_mbps=6)
+_3G: Final = link(rtt_ms=200, down_mbps=1, up_mbps=0.4, loss_pct=1)
+_EDGE: Final = link(rtt_ms=600, down_mbps=0.1, up_mbps=0.06, loss_pct=3, queue_kb=32)
+_UBER_RTT: Final = RttQuantiles(points=((0, 200), (50, 350), (75, 425), (95, 725), (99, 2300), (100, 3000)))
+_FEW: Final = Behaviour(requests_max=10)
+"""A server that works, and closes connections often."""
+
+
+def _bursts(*, mean_loss_pct: float, packets: float) -> dict[str, float]:
+    """Give the Gilbert-Elliott chain with that mean loss and mean length of a burst."""
+    r_pct = 100 / packets
+    return {"p_pct": r_pct * mean_loss_pct / (100 - mean_loss_pct), "r_pct": r_pct}
+
+
+def _uber() -> LinkSpec:
+    base = link(rtt_ms=350, down_mbps=2, up_mbps=0.8, burst=_bursts(mean_loss_pct=3.5, packets=2))
+    return LinkSpec(up=base.up, down=base.down, rtt=_UBER_RTT)
+
+
+def _recorded(name: str, about: str, stem: str, *, rtt_ms: float, queue_kb: int, requests: int = 300) -> Profile:
+    wifi = recorded_link(rtt_ms=rtt_ms, down=f"{stem}.down", up=f"{stem}.up", queue_kb=queue_kb)
+    return Profile(name=name, about=about, wifi=wifi, requests=requests)
+
+
+_LINKS: Final = (
+    Profile(name="wifi", about="A good home network: 20 ms RTT, 40/40 Mbit/s, 0.1 % loss.", wifi=_WIFI),
+    Profile(name="4g", about="A good mobile network: 60 ms RTT, 12/6 Mbit/s, no loss.", wifi=_4G),
+    Profile(name="3g", about="An old mobile network: 200 ms RTT, 1/0.4 Mbit/s, 1 % loss.", wifi=_3G),
+    Profile(
+        name="edge",
+        about="The slowest network in use: 600 ms RTT, 100/60 kbit/s, 3 % loss, a queue of 32 KB; 100 requests.",
+        wifi=_EDGE,
+        requests=100,
+    ),
+    Profile(
+        name="lossy4g",
+        about="4G at the edge of the cell: 80 ms RTT, 12/6 Mbit/s; every 1.8 s a fade of 150 ms that loses 60 %.",
+        wifi=with_fades(
+            link(rtt_ms=80, down_mbps=12, up_mbps=6),
+            period_s=1.8,
+            duration_s=0.15,
+            loss_pct=60.0,
+            distribution="uniform",
+        ),
+    ),
+    Profile(
+        name="subway",
+        about="4G between stations: 4 s of light, 3 s of dark, through the whole run.",
+        wifi=_4G,
+        plan=blinking(Dark(), good_s=4.0, bad_s=3.0),
+    ),
+    Profile(
+        name="elevator",
+        about="4G with four rides: 8 s of dark once in each 30 s.",
+        wifi=_4G,
+        plan=episodes(Dark(), every_s=30.0, length_s=8.0),
+    ),
+    Profile(
+        name="uber",
+        about="RTT of 350, 425, 725 and 2300 ms at the 50th, 75th, 95th and 99th percentile, drawn anew every second, "
+        "and 3.5 % loss in bursts of 2 packets, as Uber measured in its markets; 2/0.8 Mbit/s.",
+        wifi=_uber(),
+    ),
+)
+_ADDRESSES: Final = (
+    Profile(
+        name="dead-ip",
+        about="One of three addresses of the origin swallows everything; 10 requests a connection.",
+        wifi=_4G,
+        plan=always(DeadAddress(address=0)),
+        server=ServerSpec(behaviour=_FEW),
+    ),
+    Profile(
+        name="ip-dies",
+        about="The three addresses of the origin die in turn, each for a quarter of the run.",
+        wifi=_4G,
+        plan=each_in_turn(0.125, 0.875, *(DeadAddress(address=index) for index in range(3))),
+    ),
+    Profile(
+        name="v6-dead",
+        about="Three addresses of each family; IPv6 has a route, and its packets vanish; 10 requests a connection.",
+        wifi=_4G,
+        plan=always(V6Dead()),
+        server=ServerSpec(v6=3, behaviour=_FEW),
+    ),
+    Profile(
+        name="fake-wifi",
+        about="WiFi is up and dead from an eighth to five eighths of the run (15 to 75 s); a 4G link works beside it, "
+        "and the default route stays on WiFi.",
+        wifi=_WIFI,
+        cell=_4G,
+        plan=between(0.125, 0.625, Dark()),
+    ),
+    Profile(
+        name="handover",
+        about="WiFi goes away twice, for 15 s in each minute, and comes back with other addresses; in between the "
+        "default route is the 4G link.",
+        wifi=_WIFI,
+        cell=_4G,
+        plan=episodes(Handover(), every_s=60.0, length_s=15.0),
+    ),
+)
+_NAMES: Final = (
+    Profile(
+        name="dns-hijack",
+        about="Every answer of DNS gives the address of a server with a wrong certificate; DNS over HTTPS is honest.",
+        wifi=_4G,
+        dns=DnsSpec(lie_pct=100),
+    ),
+    Profile(
+        name="dns-flaky",
+        about="30 % of DNS answers are lies and 30 % are lost; a TTL of 5 s; 10 requests a connection.",
+        wifi=_4G,
+        dns=DnsSpec(lie_pct=30, drop_pct=30, ttl_s=5),
+        server=ServerSpec(behaviour=_FEW),
+    ),
+    Profile(
+        name="http-hijack",
+        about="The origin is asked over plain HTTP, and a box on the way answers every request with a page of its own.",
+        wifi=_4G,
+        scheme="http",
+        plan=always(CaptivePortal(ports=(80,))),
+    ),
+)
+_SERVERS: Final = (
+    Profile(
+        name="ssl-cut",
+        about="35 % of connections lose all TLS records after the first 400 bytes of the server, 15 % are reset in the "
+        "handshake; 10 requests a connection.",
+        wifi=_4G,
+        server=ServerSpec(behaviour=Behaviour(cut_pct=35, reset_pct=15, requests_max=10)),
+    ),
+    Profile(
+        name="stall-accept",
+        about="One of three addresses takes connections and requests, and never answers a request.",
+        wifi=_4G,
+        server=ServerSpec(special={0: Behaviour(mute_pct=100)}),
+    ),
+    Profile(
+        name="accept-only",
+        about="One of three addresses accepts TCP and never a TLS handshake; 10 requests a connection.",
+        wifi=_4G,
+        server=ServerSpec(behaviour=_FEW, special={0: Behaviour(accept_only_pct=100)}),
+    ),
+    Profile(
+        name="stall-body",
+        about="8 % of answers stop in mid-body and never go on.",
+        wifi=_4G,
+        server=ServerSpec(behaviour=Behaviour(stall_pct=8)),
+    ),
+    Profile(
+        name="e5xx",
+        about="20 % of requests are answered with 503.",
+        wifi=_4G,
+        server=ServerSpec(behaviour=Behaviour(error_pct=20)),
+    ),
+)
+_BOXES: Final = (
+    Profile(
+        name="rst",
+        about="2 % of the device's packets on open connections are swallowed and answered with RST.",
+        wifi=_4G,
+        plan=always(Resets(pct=2)),
+    ),
+    Profile(
+        name="udp-block",
+        about="UDP but DNS does not pass.",
+        wifi=_4G,
+        plan=always(UdpBlock()),
+    ),
+    Profile(
+        name="udp-lossy",
+        about="UDP but DNS loses 15 % of its packets and all beyond 64 KB/s.",
+        wifi=_4G,
+        plan=always(UdpLossy(pct=15, police_kbytes_per_s=64)),
+    ),
+)
+_TRACES: Final = (
+    _recorded(
+        "tr-lte", "Recorded capacity of LTE in a moving car (AT&T), 60 ms RTT.", "ATT-LTE-driving",
+        rtt_ms=60, queue_kb=256,
+    ),
+    _recorded(
+        "tr-umts", "Recorded capacity of UMTS in a moving car (T-Mobile US), 120 ms RTT.", "TMobile-UMTS-driving",
+        rtt_ms=120, queue_kb=128,
+    ),
+    _recorded(
+        "tr-evdo", "Recorded capacity of EV-DO in a moving car (Verizon), 150 ms RTT; 150 requests.",
+        "Verizon-EVDO-driving", rtt_ms=150, queue_kb=128, requests=150,
+    ),
+    _recorded(
+        "syn-lte", "Capacity made by chance in the manner of LTE: median 4 Mbit/s, short dead spots; 60 ms RTT.",
+        "lte-like", rtt_ms=60, queue_kb=256,
+    ),
+    _recorded(
+        "syn-umts", "Capacity made by chance in the manner of UMTS: median 1.5 Mbit/s, dead spots to 6 s; 120 ms RTT.",
+        "umts-like", rtt_ms=120, queue_kb=128,
+    ),
+    _recorded(
+        "syn-evdo", "Capacity made by chance in the manner of EV-DO: median 0.5 Mbit/s, dead spots to 12 s; 150 ms "
+        "RTT; 150 requests.", "evdo-like", rtt_ms=150, queue_kb=128, requests=150,
+    ),
+)  # fmt: skip
+_TRAPS: Final = (
+    Profile(
+        name="trap-hol",
+        about="Head-of-line blocking: 100 ms RTT, 8/4 Mbit/s, 3 % loss in bursts of 6 packets, 600 requests; a lost "
+        "packet of one answer holds up all that share its connection.",
+        wifi=link(rtt_ms=100, down_mbps=8, up_mbps=4, burst=_bursts(mean_loss_pct=3, packets=6)),
+        requests=600,
+    ),
+    Profile(
+        name="trap-v6",
+        about="IPv6 worse than IPv4: three addresses of each, IPv6 loses 20 % of its packets, IPv4 none; 10 requests a "
+        "connection; what prefers IPv6 pays.",
+        wifi=_4G,
+        plan=always(V6Lossy(pct=20)),
+        server=ServerSpec(v6=3, behaviour=_FEW),
+    ),
+    Profile(
+        name="trap-concurrency",
+        about="Failures rise with requests in flight: the origin works 0.3 s on each, takes 4 side by side, and each "
+        "more adds 10 points of chance that a new one never gets an answer; 480 requests; unthinking repeats make it "
+        "worse.",
+        wifi=_4G,
+        server=ServerSpec(behaviour=Behaviour(in_flight_free=4, in_flight_pct=10, in_flight_hold_s=0.3)),
+        requests=480,
+    ),
+    Profile(
+        name="trap-oversize",
+        about="Oversize bodies: 300 ms RTT, 200/100 kbit/s, 1 % loss, a queue of 64 KB; an answer of 30 KB fills the "
+        "link for 1.2 s and one of 128 KB for 5 s, while small ones wait; 150 requests.",
+        wifi=link(rtt_ms=300, down_mbps=0.2, up_mbps=0.1, loss_pct=1, queue_kb=64),
+        requests=150,
+    ),
+)
+
+GROUPS: Final = {
+    "Links": _LINKS,
+    "Addresses and interfaces": _ADDRESSES,
+    "Names and pages": _NAMES,
+    "Servers": _SERVERS,
+    "Boxes on the way": _BOXES,
+    "Capacity traces": _TRACES,
+    "Traps": _TRAPS,
+}
+"""All profiles by what they are about."""
+PROFILES: Final = {profile.name: profile for group in GROUPS.values() for profile in group}
+"""All profiles by name."""
+STANDARD: Final = (
+    "wifi", "4g", "3g", "edge", "lossy4g", "subway", "elevator", "dead-ip", "dns-hijack", "ssl-cut", "stall-accept",
+    "fake-wifi",
+)  # fmt: skip
+"""The set that clients are compared on."""
+QUICK: Final = ("wifi", "elevator", "dead-ip", "stall-accept", "dns-hijack")
+"""The set for tests."""
+
+
+def get(name: str) -> Profile:
+    """Give the profile of that name.
+
+    Raises:
+        ConfigError: there is none; the message lists the names.
+    """
+    profile = PROFILES.get(name)
+    if profile is None:
+        raise errors.ConfigError(f"no profile named {name!r}; there are {', '.join(PROFILES)}")
+    return profile

@@ -1,0 +1,164 @@
+"""What happened in a simulated run, as the invariants look at it afterwards. Plain data, no behaviour."""
+
+from dataclasses import dataclass, field
+
+from stormline.telemetry.timeline import CallRecord
+
+
+@dataclass(slots=True, kw_only=True)
+class CallEntry:
+    """One call of an application.
+
+    Attributes:
+        id: unique in the run; origin and service know the call by it.
+        device: who called.
+        kind: `get`, `post`, `post-key`, `rpc` or `rpc-key`.
+        deadline_s: what it was given.
+        started_s: virtual time.
+        ended_s: virtual time, None while it runs.
+        error: class of the exception it ended with, empty for none.
+        message: its text.
+        phase: the error's phase, empty where it has none.
+        maybe_delivered: the error's word.
+        status: HTTP status, 0 for none.
+        intact: the answer was the one to this call, whole.
+        fresh: no fault of the scenario was on any more when it began.
+    """
+
+    id: str
+    device: str
+    kind: str
+    deadline_s: float
+    started_s: float
+    ended_s: float | None = None
+    error: str = ""
+    message: str = ""
+    phase: str = ""
+    maybe_delivered: bool = False
+    status: int = 0
+    intact: bool = False
+    fresh: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """It got its answer."""
+        return self.ended_s is not None and not self.error and self.status in (0, 200)
+
+    @property
+    def is_write(self) -> bool:
+        """It changes something where it is processed."""
+        return self.kind != "get"
+
+    @property
+    def has_key(self) -> bool:
+        """It may be repeated."""
+        return self.kind.endswith("-key")
+
+
+@dataclass(slots=True, kw_only=True)
+class PushEntry:
+    """One push a business sent, with all its repetitions.
+
+    Attributes:
+        id: the push's id.
+        device: to whom.
+        results: what the sender was told each time; `error` where it was told nothing.
+        shown: how often the application saw it.
+        acked_s: when the application called `ack`, None where it did not.
+        confirmed_s: when the sender was first told `acked`, None where it never was.
+        intact: the application saw what was sent.
+    """
+
+    id: str
+    device: str
+    results: list[str] = field(default_factory=list)
+    shown: int = 0
+    acked_s: float | None = None
+    confirmed_s: float | None = None
+    intact: bool = True
+
+    @property
+    def confirmed(self) -> bool:
+        """The sender was told that it arrived."""
+        return self.confirmed_s is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class Processing:
+    """What origin or service did for one call.
+
+    Attributes:
+        arrivals: requests that came.
+        keyless: those of them without an idempotency key.
+        executed: times the work was done.
+    """
+
+    arrivals: int = 0
+    keyless: int = 0
+    executed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLife:
+    """One TCP connection of a device to a gateway: from when to when the device held it open."""
+
+    device: str
+    address: str
+    opened_s: float
+    closed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEntry:
+    """A call's record, and when in virtual time it was made (its own time is the device's wall clock, which steps)."""
+
+    record: CallRecord
+    ended_s: float
+
+    @property
+    def started_s(self) -> float:
+        """When the call began."""
+        return self.ended_s - self.record.total_ms / 1000
+
+    @property
+    def call_id(self) -> str:
+        """The id of the call it is about: the last part of its path or method."""
+        return self.record.path.rpartition("/")[2].rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most that was seen of something that has a bound."""
+
+    what: str
+    seen: float
+    bound: float
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """All of one run."""
+
+    scenario: str
+    seed: int
+    calls: dict[str, CallEntry] = field(default_factory=dict)
+    pushes: dict[str, PushEntry] = field(default_factory=dict)
+    processed: dict[str, Processing] = field(default_factory=dict)
+    records: dict[str, list[RecordEntry]] = field(default_factory=dict)
+    strange_pushes: list[str] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
+    links: list[LinkLife] = field(default_factory=list)
+    bounds: dict[str, Bound] = field(default_factory=dict)
+    end_s: float = 0.0
+    packets: int = 0
+    fired: dict[str, int] = field(default_factory=dict)
+
+    def saw(self, what: str, value: float, bound: float) -> None:
+        """Note the most that was seen of `what`."""
+        before = self.bounds.get(what)
+        if before is None or value > before.seen:
+            self.bounds[what] = Bound(what, value, bound)
+
+    def success_pct(self) -> float:
+        """Share of calls that got their answer."""
+        return 100.0 * sum(call.ok for call in self.calls.values()) / max(1, len(self.calls))

@@ -1,0 +1,219 @@
+"""The troubles of a scenario, as tasks on virtual time: each waits for its moment, happens, and ends."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from stormline.netmodel.params import BlackoutMode
+from stormline.testing.scenario import Fault, draw, draw_link
+from stormline.testing.simdevice import Device
+from stormline.testing.simloop import SimRng, VirtualLoop
+from stormline.testing.simplatform import Gateway, Platform
+
+
+class Faults:
+    """All troubles of one run.
+
+    Args:
+        faults: what there is.
+        loop: virtual time.
+        devices: whom it hits.
+        platform: or whom else.
+        rng: when, how long, whom.
+    """
+
+    def __init__(
+        self, faults: tuple[Fault, ...], *, loop: VirtualLoop, devices: list[Device], platform: Platform, rng: SimRng
+    ) -> None:
+        self._faults = faults
+        self._loop = loop
+        self._devices = devices
+        self._platform = platform
+        self._rng = rng
+        self._tasks: list[asyncio.Task[None]] = []
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def start(self) -> None:
+        """Let trouble begin."""
+        for number, fault in enumerate(self._faults):
+            rng = self._rng.child(f"fault-{number}")
+            self._tasks.append(asyncio.create_task(self._run(fault, rng), name=f"fault {fault.kind}"))
+
+    async def stop(self) -> None:
+        """Begin nothing new; what has begun is ended in good order."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _run(self, fault: Fault, rng: SimRng) -> None:
+        begin = _KINDS[fault.kind]
+        if fault.at_s is not None:
+            await asyncio.sleep(max(0.0, draw(fault.at_s, rng) - self._loop.time()))
+            await self._one(begin, fault, rng)
+            return
+        while fault.every_s is not None:
+            await asyncio.sleep(max(0.01, draw(fault.every_s, rng)))
+            await self._one(begin, fault, rng)
+
+    async def _one(
+        self, begin: "Callable[[Faults, Fault, SimRng], Awaitable[None]]", fault: Fault, rng: SimRng
+    ) -> None:
+        self._loop.trace("fault", fault.kind)
+        await begin(self, fault, rng)
+        self._loop.trace("fault over", fault.kind)
+
+    def _hit(self, fault: Fault, rng: SimRng) -> list[Device]:
+        everybody = rng.chance(fault.all_pct / 100)
+        return list(self._devices) if everybody else [rng.choice(self._devices)]
+
+    def _gateways(self, fault: Fault, rng: SimRng) -> list[Gateway]:
+        everybody = rng.chance(fault.all_pct / 100)
+        return list(self._platform.gateways) if everybody else [rng.choice(self._platform.gateways)]
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, what: str) -> AsyncIterator[None]:
+        """One trouble of a kind at a time on one thing: two that overlap would undo each other halfway."""
+        async with self._locks.setdefault(what, asyncio.Lock()):
+            yield
+
+    # -- the network -------------------------------------------------------------------------------------------------
+
+    async def _blackout(self, fault: Fault, rng: SimRng) -> None:
+        mode = rng.choice(["drop", "hold"]) if fault.mode == "either" else fault.mode
+        lasts_s = draw(fault.lasts_s, rng)
+        for device in self._hit(fault, rng):
+            if device.host.link is not None:
+                device.host.link.blackout(BlackoutMode(mode), lasts_s, direction=fault.direction)
+        await asyncio.sleep(lasts_s)
+
+    async def _lost_answers(self, fault: Fault, rng: SimRng) -> None:
+        lasts_s = draw(fault.lasts_s, rng)
+        for device in self._hit(fault, rng):
+            if device.host.link is not None:
+                device.host.link.blackout(BlackoutMode.DROP, lasts_s, direction="down")
+        await asyncio.sleep(lasts_s)
+
+    async def _link(self, fault: Fault, rng: SimRng) -> None:
+        [device] = self._hit(fault, rng)[:1]
+        link = device.host.link
+        if link is None:
+            return
+        async with self._alone(f"link {device.name}"):
+            pipes = [pipe for pipe in (link.up, link.down) if fault.direction != ("down" if pipe is link.up else "up")]
+            before = [pipe.model.params for pipe in pipes]
+            for pipe, params in zip(pipes, before, strict=True):
+                pipe.become(draw_link(fault.set, rng, base=params))
+            try:
+                await asyncio.sleep(draw(fault.lasts_s, rng))
+            finally:
+                for pipe, params in zip(pipes, before, strict=True):
+                    pipe.become(params)
+
+    async def _switch_address(self, fault: Fault, rng: SimRng) -> None:
+        [device] = self._hit(fault, rng)[:1]
+        async with self._alone(f"address {device.name}"):
+            device.leave_network(kill=rng.chance(fault.kill_pct / 100))
+            try:
+                await asyncio.sleep(draw(fault.lasts_s, rng))
+            finally:
+                device.join_network()
+
+    async def _nat_forget(self, fault: Fault, rng: SimRng) -> None:
+        for device in self._hit(fault, rng):
+            if device.host.nat is not None:
+                device.host.nat.forget()
+
+    async def _wall_step(self, fault: Fault, rng: SimRng) -> None:
+        seconds = draw(fault.seconds, rng)
+        clocks = (
+            [self._platform.server_clock, *(gateway.clock for gateway in self._platform.gateways)]
+            if fault.on == "server"
+            else [device.clock for device in self._hit(fault, rng)]
+        )
+        for clock in clocks:
+            clock.step_wall(seconds)
+        try:
+            await asyncio.sleep(draw(fault.lasts_s, rng))
+        finally:
+            for clock in clocks:
+                clock.step_wall(-seconds)
+
+    # -- servers -----------------------------------------------------------------------------------------------------
+
+    async def _down(self, gateway: Gateway, stop: Awaitable[None], lasts_s: float) -> None:
+        try:
+            await stop
+            await asyncio.sleep(lasts_s)
+        finally:
+            await asyncio.shield(asyncio.ensure_future(gateway.start()))
+
+    async def _gateway(self, fault: Fault, rng: SimRng) -> None:
+        lasts_s = draw(fault.lasts_s, rng)
+
+        async def one(gateway: Gateway) -> None:
+            async with self._alone(gateway.name):
+                match fault.kind:
+                    case "gateway-drain":
+                        stop = gateway.drain()
+                    case "gateway-power-cut":
+                        stop = gateway.crash(power=True)
+                    case _:
+                        stop = gateway.crash(power=False)
+                await self._down(gateway, stop, lasts_s)
+
+        async with asyncio.TaskGroup() as group:
+            for gateway in self._gateways(fault, rng):
+                group.create_task(one(gateway))
+
+    async def _dispatch_down(self, fault: Fault, rng: SimRng) -> None:
+        async with self._alone("dispatch"):
+            await self._platform.dispatch.kill()
+            try:
+                await asyncio.sleep(draw(fault.lasts_s, rng))
+            finally:
+                self._platform.dispatch.start()
+
+    async def _engine_cut(self, fault: Fault, rng: SimRng) -> None:
+        async with self._alone("engine"):
+            self._platform.broker.cut()
+            try:
+                await asyncio.sleep(draw(fault.lasts_s, rng))
+            finally:
+                self._platform.broker.heal(restarted=rng.chance(fault.restarted_pct / 100))
+
+    async def _origin_slow(self, fault: Fault, rng: SimRng) -> None:
+        async with self._alone("origin speed"):
+            self._platform.origin.extra_s = draw(fault.seconds, rng)
+            try:
+                await asyncio.sleep(draw(fault.lasts_s, rng))
+            finally:
+                self._platform.origin.extra_s = 0.0
+
+    async def _origin_dies(self, fault: Fault, rng: SimRng) -> None:
+        async with self._alone("origin"):
+            await self._platform.origin.kill()
+            try:
+                await asyncio.sleep(draw(fault.lasts_s, rng))
+            finally:
+                self._platform.origin.start()
+
+
+_KINDS: Final[dict[str, Callable[[Faults, Fault, SimRng], Awaitable[None]]]] = {
+    "blackout": Faults._blackout,
+    "lost-answers": Faults._lost_answers,
+    "link": Faults._link,
+    "switch-address": Faults._switch_address,
+    "nat-forget": Faults._nat_forget,
+    "wall-step": Faults._wall_step,
+    "gateway-crash": Faults._gateway,
+    "gateway-power-cut": Faults._gateway,
+    "gateway-drain": Faults._gateway,
+    "dispatch-down": Faults._dispatch_down,
+    "engine-cut": Faults._engine_cut,
+    "origin-slow": Faults._origin_slow,
+    "origin-dies": Faults._origin_dies,
+}

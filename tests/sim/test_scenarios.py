@@ -1,0 +1,68 @@
+"""200 seeds over the scenarios that ship: nothing that must hold breaks, and equal seeds give equal runs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from stormline.testing import scenario, simworld
+
+NAMES = scenario.names()
+SEEDS = 200
+BATCHES = 4
+"""Parts in which a scenario's seeds run, so that none comes near the time-out of a test on a slow machine."""
+TWICE_EVERY = 20
+"""Each twentieth seed runs twice."""
+
+
+def seeds_of(name: str, batch: int) -> list[int]:
+    """Give the offsets of one batch: all of them together are `SEEDS`, dealt to the scenarios in turn."""
+    mine = range(NAMES.index(name), SEEDS, len(NAMES))
+    return list(mine[batch::BATCHES])
+
+
+def test_batches_together_are_every_seed_once() -> None:
+    dealt = [seed for name in NAMES for batch in range(BATCHES) for seed in seeds_of(name, batch)]
+    assert sorted(dealt) == list(range(SEEDS))
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("name", NAMES)
+def test_scenario_holds_with_every_seed(name: str, batch: int, base_seed: int) -> None:
+    loaded = scenario.load(name)
+    problems = []
+    for offset in seeds_of(name, batch):
+        report = simworld.run(name, base_seed + offset, scenario=loaded)
+        if report.problems:
+            problems += [*report.problems, f"repeat it with: {report.repeat}"]
+        elif offset % TWICE_EVERY == 0:
+            again = simworld.run(name, base_seed + offset, scenario=loaded)
+            if again.trace_hash != report.trace_hash:
+                problems.append(f"two runs of {report.repeat!r} differ: {report.trace_hash}, {again.trace_hash}")
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "4711"])
+def test_trace_does_not_depend_on_the_order_of_sets(hash_seed: str, base_seed: int) -> None:
+    text = (
+        "from stormline.testing import simworld\n"
+        f"for name in {NAMES!r}: print(simworld.run(name, {base_seed}).trace_hash)"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    other = subprocess.run(
+        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=True, timeout=50
+    ).stdout.split()
+    assert other == [simworld.run(name, base_seed).trace_hash for name in NAMES]
+
+
+def test_other_seed_gives_another_trace(base_seed: int) -> None:
+    hashes = {simworld.run("elevator", base_seed + offset).trace_hash for offset in range(3)}
+    assert len(hashes) == 3
+
+
+def test_log_of_a_run_tells_its_faults_and_changes_nothing(base_seed: int) -> None:
+    log: list[str] = []
+    loud = simworld.run("elevator", base_seed, log=log)
+    assert any("fault blackout" in line for line in log)
+    assert loud.trace_hash == simworld.run("elevator", base_seed).trace_hash

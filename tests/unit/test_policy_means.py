@@ -1,0 +1,96 @@
+"""The ladder: which step comes after which failure."""
+
+import pytest
+
+from stormline.core.values import Address
+from stormline.policy.means import Means, Outcome, Step, plan
+
+ORIGINS = tuple(Step(Means.IP_DIRECT, Address(f"192.0.2.{n}", 443)) for n in range(1, 4))
+CERTAIN = Outcome(maybe_delivered=False)
+UNKNOWN = Outcome(maybe_delivered=True)
+
+
+def climb(ladder, *outcomes):
+    """Give the steps a ladder gives, the first and one after each outcome."""
+    return [ladder.next(), *(ladder.next(outcome) for outcome in outcomes)]
+
+
+def ladder(method="GET", *, has_key=False, **change):
+    fields = {"long": True, "origins": (), "disabled": (), "method": method, "has_key": has_key}
+    return plan(**(fields | change))
+
+
+class TestPlan:
+    def test_order_is_long_then_numbered_then_dns(self):
+        steps = climb(ladder(origins=ORIGINS[:2]), CERTAIN, CERTAIN, CERTAIN)
+        assert [(step.means, step.address) for step in steps] == [
+            (Means.LONG, None),
+            (Means.IP_DIRECT, ORIGINS[0].address),
+            (Means.IP_DIRECT, ORIGINS[1].address),
+            (Means.DIRECT, None),
+        ]
+
+    def test_long_that_just_failed_comes_last(self):
+        steps = climb(ladder(long_last=True, origins=ORIGINS[:1]), CERTAIN, CERTAIN)
+        assert [step.means for step in steps] == [Means.IP_DIRECT, Means.DIRECT, Means.LONG]
+
+    def test_dns_stays_where_dispatch_names_many_addresses(self):
+        steps = climb(ladder(origins=ORIGINS * 5), *[CERTAIN] * 10)
+        assert [step.means for step in steps if step][-1] is Means.DIRECT
+
+    @pytest.mark.parametrize(
+        ("disabled", "left"),
+        [
+            ((), ["long", "ip-direct", "direct"]),
+            (("long",), ["ip-direct", "direct"]),
+            (("ip-direct",), ["long", "direct"]),
+            (("direct",), ["long", "ip-direct"]),
+            (("long", "ip-direct", "direct"), []),
+            (("unheard-of",), ["long", "ip-direct", "direct"]),
+        ],
+    )
+    def test_means_that_are_switched_off_are_left_out(self, disabled, left):
+        steps = climb(ladder(origins=ORIGINS[:1], disabled=disabled), *[CERTAIN] * 5)
+        assert [step.means for step in steps if step] == left
+
+    def test_without_dispatch_there_is_dns(self):
+        assert [step.means for step in climb(ladder(long=False), CERTAIN) if step] == [Means.DIRECT]
+
+
+class TestTwoPhases:
+    @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "CALL"])
+    def test_write_that_may_have_arrived_gets_no_other_step(self, method):
+        assert climb(ladder(method, origins=ORIGINS), UNKNOWN, CERTAIN, CERTAIN)[1:] == [None, None, None]
+
+    def test_write_that_did_not_arrive_goes_on(self):
+        assert climb(ladder("POST"), CERTAIN)[1].means is Means.DIRECT
+
+    def test_write_with_a_key_goes_on(self):
+        assert climb(ladder("POST", has_key=True), UNKNOWN)[1].means is Means.DIRECT
+
+    def test_read_goes_on(self):
+        assert climb(ladder("GET"), UNKNOWN)[1].means is Means.DIRECT
+
+    @pytest.mark.parametrize("method", ["GET", "POST"])
+    def test_body_that_was_read_from_cannot_be_sent_again(self, method):
+        spent = Outcome(maybe_delivered=False, body_spent=True)
+        assert climb(ladder(method, has_key=True), spent, CERTAIN)[1:] == [None, None]
+
+
+class TestStale:
+    STALE = Outcome(maybe_delivered=False, reused=True)
+
+    def test_stale_connection_gives_the_same_step_once_more_and_fresh(self):
+        first, second, third = climb(ladder(), self.STALE, self.STALE)
+        assert (first.means, first.fresh) == (Means.LONG, False)
+        assert (second.means, second.fresh) == (Means.LONG, True)
+        assert third.means is Means.DIRECT
+
+    def test_stale_connection_does_not_excuse_a_write_that_may_have_arrived(self):
+        assert climb(ladder("POST"), Outcome(maybe_delivered=True, reused=True))[1] is None
+
+    def test_each_step_has_its_own_stale_connection(self):
+        steps = climb(ladder(), *[self.STALE] * 4)
+        assert [(step.means, step.fresh) for step in steps if step] == [
+            (Means.LONG, False), (Means.LONG, True), (Means.DIRECT, False), (Means.DIRECT, True),
+        ]  # fmt: skip
