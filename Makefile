@@ -21,6 +21,8 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
 # What the installed state depends on; the folder is part of it because scripts in .venv hold absolute paths.
 LOCKED := requirements/tools.txt requirements/dev.txt pyproject.toml
 SYSTEM_TOOLS := chromium:chromium nft:nftables ip:iproute2
@@ -31,7 +33,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 need_command = if ! $(BIN)/stormline $(1) --help >/dev/null 2>&1; then \
 	echo "make: 'stormline $(1)' is not in this version yet (docs/features.md says what works)" >&2; exit 2; fi
 
-.PHONY: help setup system-tools up test check format docs bench lab soak lock clean
+.PHONY: help setup peers system-tools up test check format docs bench lab soak lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -56,6 +58,19 @@ setup:  ## make .venv and install what the lock names (instant when nothing chan
 	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .; \
 	echo "$$key" > $(STAMP)
 
+peers: setup  ## make .venv-peers with the clients that the laboratory compares with (instant when nothing changed)
+	@key="$$( { pwd; cat requirements/peers.txt; } | sha256sum | cut -d' ' -f1)"; \
+	if [ "$$(cat $(PEERS_STAMP) 2>/dev/null || true)" = "$$key" ] && $(PEERS)/bin/python -c '' 2>/dev/null; then exit 0; fi; \
+	echo "peers: installing what requirements/peers.txt names"; \
+	rm -f $(PEERS_STAMP); \
+	if $(BIN)/python -m venv --clear $(PEERS) && \
+		$(BIN)/uv pip sync --quiet --python $(PEERS)/bin/python --require-hashes requirements/peers.txt; then \
+		echo "$$key" > $(PEERS_STAMP); \
+	else \
+		rm -rf $(PEERS); \
+		echo "peers: could not be installed; the laboratory leaves out those it does not find, their tests skip" >&2; \
+	fi
+
 system-tools:
 	@missing=""; for pair in $(SYSTEM_TOOLS); do \
 		PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing+=" $${pair##*:}"; done; \
@@ -71,7 +86,7 @@ system-tools:
 up: setup  ## set up and run the whole platform with the demo shop (DEMO=0: without)
 	@exec $(BIN)/stormline up $(if $(filter 0 no false,$(DEMO)),,--demo) $(UP_ARGS)
 
-test: setup system-tools  ## set up and run all tests
+test: setup peers system-tools  ## set up and run all tests
 	@exec $(BIN)/pytest $(TEST_ARGS)
 
 check: setup  ## format, lint, types and import contracts
@@ -92,21 +107,22 @@ bench: setup  ## measure this machine; results go to bench/results/
 	@$(call need_command,bench)
 	@exec $(BIN)/stormline bench
 
-lab: setup  ## run the weak-network laboratory's standard set
-	@$(call need_command,lab)
+lab: setup peers system-tools  ## run the weak-network laboratory's standard set, as root, in ten minutes
 	@exec $(BIN)/stormline lab
 
-soak: setup  ## property tests with new random inputs for SOAK_S seconds
+soak: setup  ## property tests and simulated storms with new seeds for SOAK_S seconds
 	@end=$$(( $$(date +%s) + $(SOAK_S) )); round=0; \
 	while [ "$$(date +%s)" -lt "$$end" ]; do \
 		round=$$(( round + 1 )); echo "soak: round $$round, $$(( end - $$(date +%s) )) s left"; \
 		$(BIN)/pytest -q --timeout=1800 --hypothesis-profile=soak --hypothesis-seed="$$RANDOM$$RANDOM" tests/property; \
+		$(BIN)/stormline sim all --seconds 60; \
 	done
 
 lock: setup  ## write requirements/*.txt anew from pyproject.toml (LOCK_ARGS=--upgrade for newer versions)
 	$(COMPILE) requirements/tools.in -o requirements/tools.txt
 	$(COMPILE) pyproject.toml --extra dev -o requirements/dev.txt
+	$(COMPILE) requirements/peers.in -o requirements/peers.txt
 
 clean:  ## remove .venv and all caches; the platform's state folder stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist
+	rm -rf .venv $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage htmlcov dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

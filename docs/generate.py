@@ -178,6 +178,8 @@ CONFIGURATION_OTHERS = """
 | `STORMLINE_STATE` | the state folder; else `$XDG_STATE_HOME/stormline`, else `~/.local/state/stormline` |
 | `STORMLINE_BUNDLE` | the client bundle the client commands use; else the one a platform left in the state folder |
 | `STORMLINE_CONFIG` | the configuration file; else `stormline.toml` in the state folder |
+| `STORMLINE_LAB_PEERS` | the environment (folder) of the clients that the laboratory compares with; else `.venv-peers` beside our own |
+| `STORMLINE_TRACES` | the folder of capacity recordings for the laboratory |
 | `STORMLINE_DEBUG` | `1` shows tracebacks of errors that are otherwise one line |
 """
 
@@ -245,12 +247,57 @@ def commands_page() -> str:
     return _page("Commands", "src/stormline/cli", *parts)
 
 
+# -- laboratory profiles ----------------------------------------------------------------------------------------------
+def _lab_events(profile: Any) -> str:
+    """Give the events of a run with seed 1, as the page shows them; a rhythm is cut short."""
+    shown = [
+        f"{event.what} from {event.at_s:.0f} s" + ("" if event.until_s is None else f" to {event.until_s:.0f} s")
+        for event in profile.expand(1)
+    ]
+    return "; ".join([*shown[:4], *(["and so on"] if len(shown) > 4 else [])])
+
+
+def lab_profiles_page() -> str:
+    """Give every profile with its numbers, and every fault."""
+    from stormline.lab import faults, profiles
+
+    parts = []
+    for title, group in profiles.GROUPS.items():
+        rows = []
+        for profile in group:
+            links = [profile.wifi.numbers()] + ([f"beside it {profile.cell.numbers()}"] if profile.cell else [])
+            load = f"{profile.requests} in {profile.duration_s:g} s"
+            rows.append((f"`{profile.name}`", profile.about, "; ".join(links), _lab_events(profile), load))
+        parts += [f"## {title}", _table(("profile", "what it is", "link", "events (seed 1)", "requests"), rows)]
+    kinds = [
+        (f"`{faults.kebab(kind.__name__)}`", f"{kind.about[:1].upper()}{kind.about[1:]}.")
+        for _, kind in sorted(inspect.getmembers(faults, inspect.isclass), key=lambda found: found[0])
+        if issubclass(kind, faults.Fault) and hasattr(kind, "about")
+    ]
+    sets = [
+        ("standard", ", ".join(f"`{name}`" for name in profiles.STANDARD)),
+        ("quick", ", ".join(f"`{name}`" for name in profiles.QUICK)),
+    ]
+    return _page(
+        "Laboratory profiles",
+        "src/stormline/lab/profiles.py",
+        inspect.cleandoc(profiles.__doc__ or ""),
+        "The recordings of `tr-` profiles are looked for in the folder that `STORMLINE_TRACES` names.",
+        *parts,
+        "## Sets",
+        _table(("set", "profiles"), sets),
+        "## Faults",
+        _table(("fault", "what it does"), kinds),
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "codes.md": codes_page,
     "limits.md": limits_page,
     "configuration.md": configuration_page,
     "commands.md": commands_page,
+    "lab-profiles.md": lab_profiles_page,
 }
 
 

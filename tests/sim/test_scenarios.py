@@ -45,15 +45,16 @@ def test_scenario_holds_with_every_seed(name: str, batch: int, base_seed: int) -
 
 @pytest.mark.parametrize("hash_seed", ["0", "4711"])
 def test_trace_does_not_depend_on_the_order_of_sets(hash_seed: str, base_seed: int) -> None:
+    some = NAMES[::2]
     text = (
         "from stormline.testing import simworld\n"
-        f"for name in {NAMES!r}: print(simworld.run(name, {base_seed}).trace_hash)"
+        f"for name in {some!r}: print(simworld.run(name, {base_seed}).trace_hash)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     other = subprocess.run(
         [sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=True, timeout=50
     ).stdout.split()
-    assert other == [simworld.run(name, base_seed).trace_hash for name in NAMES]
+    assert other == [simworld.run(name, base_seed).trace_hash for name in some]
 
 
 def test_other_seed_gives_another_trace(base_seed: int) -> None:

@@ -129,8 +129,13 @@ def test_run_beyond_its_time_fails() -> None:
 
 def test_run_that_spins_fails() -> None:
     async def main():
-        while True:
-            await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+
+        def again():
+            loop.call_soon(again)
+
+        again()
+        await asyncio.Event().wait()
 
     assert "1000 steps" in failing(main, steps_max=1000)
 

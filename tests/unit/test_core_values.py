@@ -54,7 +54,8 @@ class TestParseAddress:
 class TestSecret:
     def test_secret_is_masked_wherever_text_is_made_of_it(self) -> None:
         secret = Secret("pw-SECRET")
-        shown = [repr(secret), str(secret), f"{secret}", f"{secret:>20}", f"{secret!r}", "".join(["x", str(secret)]), f"{[secret]}"]
+        texts = [str(secret), f"{secret}", f"{secret:>20}", f"{secret!r}", "".join(["x", str(secret)]), f"{[secret]}"]
+        shown = [repr(secret), *texts]
         assert not [text for text in shown if "SECRET" in text]
 
     def test_secret_is_given_by_reveal_alone(self) -> None:

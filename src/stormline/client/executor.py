@@ -2,15 +2,11 @@
 
 import asyncio
 import math
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stormline.client.answer import Answer, LongBody, RequestBody, gateway_error
 from stormline.client.config import Config
-from stormline.client.link import LinkCall
-from stormline.client.longline import LongLine
-from stormline.client.scheduling import Scheduling, renewable
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
@@ -19,11 +15,21 @@ from stormline.outbound.messages import HttpRequest
 from stormline.outbound.pool import HttpPool
 from stormline.policy import means
 from stormline.policy.means import Means, Outcome, Step
+from stormline.policy.reconnect import renewable
 from stormline.policy.resend import SAFE_METHODS
-from stormline.wire.events import ReplyReceived
-from stormline.wire.plan import Carrier, Endpoint, HostPlan
 
-_NOT_FORWARDED = frozenset(
+if TYPE_CHECKING:
+    # What needs a platform is imported with one (`runtime`); here it is only named.
+    from stormline.client.link import LinkCall
+    from stormline.client.longline import LongLine
+    from stormline.client.scheduling import Scheduling
+    from stormline.wire.events import ReplyReceived
+    from stormline.wire.plan import Endpoint
+
+_LONG_TLS: Final = "sl-tls"
+_H1: Final = "h1"
+"""`wire.plan.Carrier`, by value: that module is loaded with a platform only."""
+_NOT_FORWARDED: Final = frozenset(
     {b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"}
 )
 """Hop-by-hop fields (RFC 9110 section 7.6.1); the host is in the target."""
@@ -46,8 +52,8 @@ class Executor:
         config: Config,
         *,
         pool: HttpPool,
-        scheduling: Scheduling | None,
-        longline: LongLine | None,
+        scheduling: "Scheduling | None",
+        longline: "LongLine | None",
     ) -> None:
         self._config = config
         self._pool = pool
@@ -110,11 +116,12 @@ class Executor:
 
     async def _ladder(self, run: "_Run") -> means.Ladder:
         request, trace = run.request, run.trace
-        host_plan: HostPlan | None = None
+        endpoints: tuple[Endpoint, ...] = ()
         disabled = self._config.disabled
         if self._scheduling is not None:
             trace.enter(Phase.PLAN)
             host_plan = await self._scheduling.host_plan(request.host, wait_s=run.remaining())
+            endpoints = host_plan.endpoints if host_plan is not None else ()
             plan = self._scheduling.plan
             if plan is not None:
                 disabled = disabled.union(plan.disabled)
@@ -123,8 +130,7 @@ class Executor:
                 trace.note(f"plan version {plan.version}{stale}: {known}")
             if self._scheduling.last_error is not None:
                 trace.note(str(self._scheduling.last_error))
-        endpoints = host_plan.endpoints if host_plan is not None else ()
-        longline = self._longline if any(each.carrier == Carrier.LONG_TLS for each in endpoints) else None
+        longline = self._longline if any(each.carrier == _LONG_TLS for each in endpoints) else None
         return means.plan(
             long=longline is not None and not longline.stopped,
             long_last=longline is not None and longline.paused,
@@ -139,7 +145,7 @@ class Executor:
             return await self._try_long(self._longline, run)
         return await self._try_direct(step, run)
 
-    async def _try_long(self, longline: LongLine, run: "_Run") -> Answer:
+    async def _try_long(self, longline: "LongLine", run: "_Run") -> Answer:
         request, body = run.request, run.body
         whole = body.whole
         first = whole if whole is not None and len(whole) <= limits.CHUNK_BYTES_MAX else b""
@@ -200,7 +206,7 @@ class Executor:
             )
         except errors.TransportError as error:
             raise _Failed(error, reused=not progress.dialled and error.phase.reached(Phase.SEND)) from error
-        trace.connected(str(response.peer), Carrier.H1.value, reused=response.reused)
+        trace.connected(str(response.peer), _H1, reused=response.reused)
         trace.answered(response.status)
         return Answer(
             trace,
@@ -271,7 +277,7 @@ class _Progress:
         self._trace.enter(stage)
 
 
-async def _head(call: LinkCall, run: _Run) -> ReplyReceived:
+async def _head(call: "LinkCall", run: _Run) -> "ReplyReceived":
     """Wait for the answer's head: until the deadline, and no longer in silence than the read timeout.
 
     Pieces of our own body that leave break the silence: an upload may take longer than any one wait.
@@ -305,16 +311,14 @@ def _has_key(request: HttpRequest) -> bool:
     return any(name.lower() == b"idempotency-key" for name, _ in request.headers)
 
 
-def _origins(endpoints: Iterable[Endpoint], request: HttpRequest) -> tuple[Step, ...]:
+def _origins(endpoints: "tuple[Endpoint, ...]", request: HttpRequest) -> tuple[Step, ...]:
     """Give the steps to the origin's own addresses; they speak TLS for the standard port's service, and no other."""
     if request.scheme != "https":
         return ()
     return tuple(
         Step(Means.IP_DIRECT, address, each.server_name)
         for each in endpoints
-        if each.carrier == Carrier.H1
-        and request.port in (443, each.port)
-        and (address := Address(each.host, each.port)).is_ip
+        if each.carrier == _H1 and request.port in (443, each.port) and (address := Address(each.host, each.port)).is_ip
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from stormline.client.config import Config
 from stormline.client.link import Link, LinkCall
-from stormline.client.scheduling import Scheduling, renewable
+from stormline.client.scheduling import Scheduling
 from stormline.client.trace import CallTrace
 from stormline.core import codes, errors, limits
 from stormline.core.clock import Rng
@@ -16,7 +16,7 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream
 from stormline.outbound.dial import Dialer
-from stormline.policy.reconnect import Reconnect
+from stormline.policy.reconnect import Reconnect, renewable
 from stormline.wire import events as e
 from stormline.wire import messages
 from stormline.wire.plan import Carrier

@@ -7,23 +7,25 @@ import os
 import ssl
 from collections.abc import AsyncIterable, Callable
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from stormline.client.answer import Answer
 from stormline.client.config import Config
 from stormline.client.executor import CallLimits, Executor
-from stormline.client.longline import LongLine
 from stormline.client.outside import REAL, Outside
-from stormline.client.recorder import Recorder
-from stormline.client.scheduling import Scheduling
-from stormline.client.store import Store
 from stormline.client.trace import CallTrace
 from stormline.core import ids
 from stormline.outbound.dial import Dialer
 from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import HttpPool
 from stormline.telemetry.timeline import CallRecord
-from stormline.wire import messages
-from stormline.wire.plan import Endpoint
+
+if TYPE_CHECKING:
+    from stormline.client.longline import LongLine
+    from stormline.client.recorder import Recorder
+    from stormline.client.scheduling import Scheduling
+    from stormline.client.store import Store
+    from stormline.wire.plan import Endpoint
 
 CLIENT_NAME = f"stormline/{metadata.version('stormline')}"
 
@@ -64,6 +66,13 @@ class Runtime:
 
     def _join(self, config: Config, app: str) -> None:
         """Set up the parts that need a platform."""
+        # Imported here: most of the client's code, and all of its cryptography, is for clients of a platform.
+        from stormline.client.longline import LongLine
+        from stormline.client.recorder import Recorder
+        from stormline.client.scheduling import Scheduling
+        from stormline.client.store import Store
+        from stormline.wire import messages
+
         bundle = config.bundle
         if bundle is None:
             return
@@ -88,7 +97,7 @@ class Runtime:
                 CLIENT_NAME,
             )
 
-    def _report_endpoint(self) -> Endpoint | None:
+    def _report_endpoint(self) -> "Endpoint | None":
         plan = self.scheduling.plan if self.scheduling is not None else None
         return plan.report if plan is not None else None
 

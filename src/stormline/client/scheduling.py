@@ -11,7 +11,7 @@ import msgspec
 from stormline.client import fetch
 from stormline.client.config import Config
 from stormline.client.store import Store
-from stormline.core import codes, errors, limits
+from stormline.core import errors, limits
 from stormline.core.clock import Clock
 from stormline.core.values import Address
 from stormline.outbound.pool import HttpPool
@@ -278,13 +278,3 @@ def _refusal(answer: fetch.Answer) -> str:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return f"HTTP {answer.status}"
     return f"HTTP {answer.status}, {refusal.code[:40]}: {refusal.message[: limits.REASON_CHARS_MAX]}"
-
-
-def renewable(error: BaseException | None) -> bool:
-    """True where a refusal says that a new token would help.
-
-    One that is not genuine counts too: a token kept from a platform whose keys were made anew since.
-    """
-    return isinstance(error, errors.RefusedError) and (
-        error.action is codes.Action.RENEW or error.code == codes.Code.TOKEN_INVALID
-    )

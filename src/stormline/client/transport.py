@@ -5,9 +5,7 @@ import functools
 import os
 import ssl
 from dataclasses import replace
-from typing import Any, Final
-
-import httpx2
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from stormline.client.answer import Answer
 from stormline.client.background import BACKGROUND, PulledBody
@@ -16,7 +14,15 @@ from stormline.client.flavours import Flavour, flavour_of
 from stormline.client.outside import REAL, Outside
 from stormline.client.runtime import Runtime
 from stormline.core import errors, limits
-from stormline.wire.bundle import Bundle
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncBaseTransport, BaseTransport
+
+    from stormline.wire.bundle import Bundle
+else:
+    # They hold no code that is needed here, and are no more httpx2's than httpx's: whoever has a client of either
+    # module has loaded that one, and need not load the other.
+    AsyncBaseTransport = BaseTransport = object
 
 HOLD = "stormline.hold"
 """Request extension: a list that takes the call's trace; its owner then finishes the trace."""
@@ -24,7 +30,7 @@ _INHERITED: Final[list[Runtime]] = []
 """What came over by `fork`: kept from being collected, as its sockets are the parent's."""
 
 
-def make_config(config: Config | None, bundle: Bundle | str | os.PathLike[str] | None) -> Config:
+def make_config(config: Config | None, bundle: "Bundle | str | os.PathLike[str] | None") -> Config:
     """Join a config with a bundle given beside it."""
     config = config if config is not None else Config()
     if bundle is None and config.bundle is not None:
@@ -75,7 +81,7 @@ def _timeouts(extensions: Any) -> dict[str, float | None]:
     return timeouts
 
 
-class AsyncTransport(httpx2.AsyncBaseTransport):
+class AsyncTransport(AsyncBaseTransport):
     """Goes under an asynchronous client: `httpx2.AsyncClient(transport=stormline.AsyncTransport())`, httpx the same.
 
     With a client bundle requests go by dispatch and the long connection; without one to the origin itself. Belongs to
@@ -94,7 +100,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
 
     def __init__(
         self,
-        bundle: Bundle | str | os.PathLike[str] | None = None,
+        bundle: "Bundle | str | os.PathLike[str] | None" = None,
         *,
         config: Config | None = None,
         verify: ssl.SSLContext | None = None,
@@ -104,6 +110,14 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         self._verify = verify
         self._outside = outside
         self._runtime: Runtime | None = None
+
+    async def __aenter__(self) -> Self:
+        """Give the transport; it is made ready at its first request."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close it; see `aclose`."""
+        await self.aclose()
 
     @property
     def used(self) -> bool:
@@ -165,7 +179,7 @@ class AsyncTransport(httpx2.AsyncBaseTransport):
         self._runtime = None
 
 
-class Transport(httpx2.BaseTransport):
+class Transport(BaseTransport):
     """Goes under a synchronous client: `httpx2.Client(transport=stormline.Transport())`, httpx the same.
 
     All synchronous transports of a process share one background thread with an event loop. Safe to use from any
@@ -176,12 +190,20 @@ class Transport(httpx2.BaseTransport):
 
     def __init__(
         self,
-        bundle: Bundle | str | os.PathLike[str] | None = None,
+        bundle: "Bundle | str | os.PathLike[str] | None" = None,
         *,
         config: Config | None = None,
         verify: ssl.SSLContext | None = None,
     ) -> None:
         self._inner = AsyncTransport(config=make_config(config, bundle), verify=verify)
+
+    def __enter__(self) -> Self:
+        """Give the transport; it is made ready at its first request."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close it; see `close`."""
+        self.close()
 
     def handle_request(self, request: Any) -> Any:
         """Send a request of httpx2 or httpx; give a response of the same module.

@@ -323,6 +323,38 @@ POOL_IDLE_S: Final = 20.0
 """How long an unused connection is kept: below the 30 s (`HTTP_KEEP_ALIVE_S`) and more of common servers, so that ours
 is rarely the request that meets their close."""
 
+# -- HTTP/2 -----------------------------------------------------------------------------------------------------------
+H2_STREAMS_MAX: Final = 100
+"""Streams of ours open on one connection, whatever more the peer allows, and before it has said what it allows (RFC
+9113 section 6.5.2 asks servers for at least this)."""
+H2_WAITING_MAX: Final = 256
+"""Requests that wait on one connection for a stream; beyond it a request fails with QueueFull."""
+H2_FRAME_BYTES_MAX: Final = 16 * 1024
+"""Payload of a frame we take: the protocol's least, so that no stream holds the others back for long."""
+H2_STREAM_WINDOW_BYTES: Final = 512 * 1024
+"""Body bytes of one stream that may be on their way or unread: 20 Mbit/s at 200 ms, and what a stalled reader costs."""
+H2_CONNECTION_WINDOW_BYTES: Final = 4 * 1024 * 1024
+"""Body bytes of all streams that may be on their way: eight streams at full speed."""
+H2_UNREAD_BYTES: Final = 8 * 1024 * 1024
+"""Unread body bytes on one connection above which it gets no new credit either. Sixteen readers must stall before the
+other streams feel it; memory is bounded by this and one connection window."""
+H2_CONTROL_BYTES_MAX: Final = 64 * 1024
+"""Answers to the peer's own frames (acknowledgements) that wait behind a send it does not take; beyond it the
+connection is closed (CVE-2019-9512, CVE-2019-9515)."""
+H2_EMPTY_FRAMES_MAX: Final = 1000
+"""Frames in a row that bring nothing (empty DATA, unknown ones); beyond it the peer only burns our CPU
+(CVE-2019-9518)."""
+H2_CLOSED_REMEMBERED: Final = 4096
+"""Streams whose end is remembered, so that what the peer still sends for them is told from nonsense."""
+H2_INDEXED_BYTES_MIN: Final = 20
+"""Credentials shorter than this never enter the header tables, where a guess could be confirmed by the size of what is
+sent (RFC 7541 section 7.1); longer ones cannot be guessed whole, and repeating them costs bytes in each request."""
+H2_RESETS_BURST: Final = 16
+"""Streams we reset at once. Servers guard themselves against rapid resets (CVE-2023-44487); the strictest met, hyper's
+h2 under granian, hangs up at 20 not yet accepted."""
+H2_RESETS_PER_S: Final = 16.0
+"""How fast that allowance comes back; nginx, nghttp2 (33 a second) and Go allow more."""
+
 # -- the client -------------------------------------------------------------------------------------------------------
 ATTEMPTS_MAX: Final = 4
 """Steps of one call, whatever the plan says: more tries only load a network that already fails."""
@@ -569,10 +601,10 @@ LAB_EVENTS_MAX: Final = 1000
 """Events of one run: a change every 100 ms for 100 s is more than any network shows."""
 LAB_NAT_TIMEOUT_S_MIN: Final = 1
 """Shortest memory of a NAT: the kernel counts whole seconds."""
-LAB_LAG_P99_MS_MAX: Final = 25.0
-"""Of a client's loop: beyond it the times of a run say more about the machine than about the client."""
-LAB_LAG_MS_MAX: Final = 300.0
-"""The longest a loop of a run may stand still: a tenth of an impatient user's patience."""
+LAB_WAIT_P99_MS_MAX: Final = 25.0
+"""How long a client waited for a core (p99): beyond it a run says more about the machine than about the client."""
+LAB_WAIT_MS_MAX: Final = 200.0
+"""The longest a client may wait for a core, and the servers' loop stand still: few of the times of a run reach it."""
 LAB_SHAPER_LATE_MS_MAX: Final = 5.0
 """Lateness of packets (p99): a quarter of the shortest round trip of any profile."""
 LAB_LATE_END_S: Final = 0.25
@@ -589,3 +621,128 @@ LAB_TAIL_BYTES: Final = 2000
 """Of what a driver said last, kept for the message when it fails."""
 LAB_DRIVER_EXIT_S: Final = 3.0
 """From a driver's last line to SIGKILL; it gives its client one second to close."""
+
+# -- time-outs of one request -----------------------------------------------------------------------------------------
+SAMPLE_DURATION_S_MAX: Final = 3600.0
+"""The longest measured duration that is believed; with a call's longest deadline nothing honest is longer."""
+SAMPLE_BYTES_PER_S_MAX: Final = 125e9
+"""The fastest measured rate that is believed: 1 Tbit/s."""
+SKETCH_SAMPLES_MAX: Final = 64
+"""Samples that count in a sketch of durations; then all counts are halved. Few enough that a bad moment is forgotten
+after that many good answers."""
+SKETCH_HALF_LIFE_S: Final = 600.0
+"""After this long a sample of a duration counts half."""
+RATE_EPOCH_S: Final = 10.0
+"""Rates measured within one such span count as one: its best. A transfer can be slow for many reasons, but is never
+faster than the link."""
+RATE_EPOCHS_MAX: Final = 4
+"""Epochs remembered; the worst of them is believed."""
+RATE_MEMORY_S: Final = 300.0
+"""Age at which a measured rate is forgotten: a person walks out of one cell into another."""
+TIMEOUT_NETWORKS_MAX: Final = 20
+"""Networks whose round trips, rates and state are remembered (Mars keeps as many for its heartbeat)."""
+TIMEOUT_HOSTS_MAX: Final = 20_000
+"""Hosts whose round trips are remembered, and (host, path class) pairs whose costs are; the longest unused goes first.
+With its addresses a host costs less than 1 KB."""
+PATH_CLASS_CHARS_MAX: Final = 64
+"""A path class: the method and up to three parts of the path."""
+TIMEOUT_FLOOR_FAST_S: Final = 1.0
+"""Shortest first-packet time-out on WiFi and cable: three losses in a row at the kernel's shortest RTO (0.2 s) take
+0.2 + 0.4 = 0.6 s to the second retransmission."""
+TIMEOUT_FLOOR_SLOW_S: Final = 2.0
+"""The same on cellular and unknown networks: waking a 3G radio alone can take two seconds."""
+TIMEOUT_MIN_S: Final = 0.001
+"""With less time left an attempt is not begun; no time-out is ever shorter."""
+TIMEOUT_CONNECT_S_MAX: Final = 10.0
+"""Longest wait for one TCP connection, and for one TLS handshake (Mars waits as long for a socket); a deadline is
+usually shorter."""
+TIMEOUT_GAP_FAST_S_MIN: Final = 3.0
+"""Shortest packet-to-packet time-out on WiFi and cable. Longer than for the first packet: what has come would be
+thrown away."""
+TIMEOUT_GAP_SLOW_S_MIN: Final = 5.0
+"""The same on cellular and unknown networks: a train's tunnel of three seconds and one doubled RTO after it."""
+TIMEOUT_GAP_S_MAX: Final = 60.0
+"""Longest packet-to-packet time-out that a measured round trip can ask for; what is queued ahead comes on top."""
+TIMEOUT_SEND_BUFFER_BYTES: Final = 4 * 1024 * 1024
+"""Most of a request that can wait in the kernel after it has taken the last byte (Linux' `tcp_wmem`)."""
+LONG_POLL_HOLD_S: Final = 60.0
+"""How long a server may hold a long poll whose caller does not say; common servers hold 30 to 60 s."""
+SERVER_COST_S_MAX: Final = 120.0
+"""The longest time a server is believed to work on an answer (Mars: `server_process_cost` up to 120 s)."""
+QUALITY_RESULTS_MAX: Final = 10
+"""Results that decide between Excellent, Evaluating and Bad (Mars: ten)."""
+QUALITY_WINDOW_S: Final = 300.0
+"""Age at which such a result is forgotten (Mars: five minutes)."""
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+ADDRESS_HOSTS_MAX: Final = 20_000
+"""(Network, host) pairs whose addresses have a history; the longest unused goes first."""
+ADDRESSES_PER_HOST_MAX: Final = 16
+"""Addresses of one host with a history: as many as one dial tries (`DIAL_CANDIDATES_MAX`)."""
+ADDRESS_BAN_S: Final = 360.0
+"""First ban of an address; each further failure adds as much (Mars: 6, 12, ... 30 min)."""
+ADDRESS_BAN_S_MAX: Final = 1800.0
+"""Longest ban (Mars)."""
+ADDRESS_PAROLE_S: Final = 30.0
+"""Time after which a banned address may be tried once, behind the others; doubles with each failed try, so that a
+server that was only restarted is back after half a minute, not six."""
+ADDRESS_FAILURE_SPAN_S: Final = 1.0
+"""Failures of one address within this count as one: a page's requests fail together (Mars ignores ten seconds)."""
+ADDRESS_MEMORY_S: Final = 24 * 3600.0
+"""Age at which a record says nothing any more (Mars: a day)."""
+FAMILY_REPROBE_S: Final = 600.0
+"""How long one address family stays second after it lost; then the next request gives it its head start again, at the
+cost of one stagger (`CONNECT_STAGGER_S`)."""
+FAMILY_PROBE_S: Final = 10.0
+"""How long the outcome of that one request is awaited before another may find out."""
+
+# -- retries ----------------------------------------------------------------------------------------------------------
+RETRY_SHARE: Final = 0.1
+"""Retries per request in the long run: when all fails, a server sees 1.1 times its load, not four times."""
+RETRY_BURST: Final = 10
+"""Retries that a quiet host may have at once."""
+RETRY_BURST_ALL: Final = 30
+"""The same for all hosts together."""
+RETRY_FLOOR_PER_S: Final = 1.0
+"""Retries per second and host that are always allowed, unless the host said that it is overloaded: an app that asks
+twice a second makes no storm, and its user wants the answer."""
+RETRY_FLOOR_ALL_PER_S: Final = 5.0
+"""The same for all hosts together."""
+RETRY_OVERLOAD_S: Final = 10.0
+"""How long after its last sign of overload a host gets retries by share only."""
+RETRY_AFTER_S_MAX: Final = 3600.0
+"""The longest `Retry-After` that is believed: a slip of an operator must not keep devices away for a day."""
+RETRY_HOSTS_MAX: Final = 4096
+"""Hosts with a budget of their own; the longest unused goes first and would start with a full one."""
+REPEAT_BURST: Final = 105
+"""Times that one and the same request may be sent at once before it is taken for a loop (Mars: 105 an hour)."""
+REPEAT_RATE_PER_S: Final = 1.0
+"""How fast such a request earns new sends; polling once a second is no loop."""
+REPEAT_KEYS_MAX: Final = 1024
+"""Requests whose repetitions are counted."""
+FLOW_BYTES_BURST: Final = 80 * 1024 * 1024
+"""Bytes that one network may carry at once where a flow limit is set (Mars: 80 MiB, mobile only)."""
+FLOW_BYTES_PER_S: Final = 80 * 1024 * 1024 / 3600.0
+"""How fast that room comes back (Mars: 80 MiB an hour)."""
+
+# -- silent connections -----------------------------------------------------------------------------------------------
+STALL_BACKOFFS: Final = 2
+"""RTO back-offs with data unacknowledged after which a connection counts as silent: the packet was lost three times."""
+STALL_SPARE_BYTES_PER_S: Final = 32 * 1024.0
+"""Measured rate from which a second connection costs nobody an answer: a TLS handshake (about 4 KB each way) takes an
+eighth of a second. EDGE and a UMTS dead spot (5 to 100 kbit/s) lie below."""
+STALL_SPARE_RTT_S: Final = 0.4
+"""Where no rate is known: round trips (median) up to which the link counts as quick."""
+STALL_SPARE_QUEUE_S: Final = 1.0
+"""More than this queued ahead, and a second connection would only wait behind it."""
+STALL_PROBE_S: Final = 1.0
+"""Pause between two probes of a path that went dark (one SYN or PING of some 60 bytes): how late the end of a blackout
+is noticed at most, where the kernel would double its wait up to two minutes."""
+STALL_PROBE_SLOW_S: Final = 3.0
+"""The same on a slow link, where answers may take this long."""
+STALL_LIVENESS_S: Final = 60.0
+"""Silence of an idle stream after which the connection under it is asked for a sign of life (as `HEARTBEAT_S`)."""
+STALL_LOOK_S_MAX: Final = 5.0
+"""Longest pause between two looks at a connection that owes us something."""
+STALL_LOOK_S_MIN: Final = 0.05
+"""Shortest such pause."""

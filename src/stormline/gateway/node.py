@@ -163,5 +163,5 @@ class GatewayNode:
 
     def _superseded(self, identity: Identity) -> None:
         session = self._registry.get(identity.app, identity.device)
-        if session is not None and session.identity.session == identity.session:
+        if session is not None and session.identity.session == identity.session and not session.leaving:
             session.close(Code.REPLACED, "the device has a newer session on another node")

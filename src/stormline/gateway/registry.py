@@ -15,6 +15,11 @@ class LiveSession(Protocol):
         """Whose it is."""
         ...
 
+    @property
+    def leaving(self) -> bool:
+        """The client was asked to leave and came back on another connection; this one ends with its last call."""
+        ...
+
     async def push(self, push: Push) -> Delivery:
         """Send a push and wait for its acknowledgement."""
         ...
@@ -39,11 +44,11 @@ class Registry:
         return iter(self._sessions.values())
 
     def add(self, session: LiveSession) -> None:
-        """Take a session in. An earlier one of the same device is closed with REPLACED."""
+        """Take a session in. An earlier one of the same device is closed with REPLACED, unless it is leaving."""
         key = (session.identity.app, session.identity.device)
         earlier = self._sessions.pop(key, None)
         self._sessions[key] = session
-        if earlier is not None:
+        if earlier is not None and not earlier.leaving:
             earlier.close(Code.REPLACED, "the device has a newer session")
 
     def remove(self, session: LiveSession) -> bool:

@@ -121,6 +121,11 @@ class Session(asyncio.Protocol):
         return self._identity
 
     @property
+    def leaving(self) -> bool:
+        """A GOAWAY was said and calls are still open: the client may be back already, on another connection."""
+        return not self._over and self.connection.state is State.DRAINING and self.calls_open > 0
+
+    @property
     def calls_open(self) -> int:
         """Calls in progress."""
         return len(self._calls) if self._calls else 0

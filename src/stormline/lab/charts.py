@@ -104,6 +104,11 @@ def _cdf_axes() -> list[str]:
     return parts
 
 
+def brief(what: str) -> str:
+    """Give a fault's name without its particulars (`dark uplink=wifi0` is `dark`)."""
+    return " ".join(word for word in what.split() if "=" not in word) or what
+
+
 def rows_for(faults: Sequence[Fault], scale: float) -> list[int]:
     """Give each fault's label a row, so that labels do not lie on one another. Faults are in order of time."""
     ends: list[float] = []
@@ -111,7 +116,7 @@ def rows_for(faults: Sequence[Fault], scale: float) -> list[int]:
     for fault in faults:
         begin = fault.at_s * scale
         row = next((row for row, end in enumerate(ends) if end <= begin), len(ends))
-        ends[row : row + 1] = [begin + FAULT_CHAR * len(fault.what) + 8]
+        ends[row : row + 1] = [begin + FAULT_CHAR * len(brief(fault.what)) + 8]
         rows.append(row)
     return rows
 
@@ -134,7 +139,7 @@ def timeline(lanes: Sequence[Lane], faults: Sequence[Fault], until_s: float, pat
         parts.append(
             tag("rect", told, class_="fault", x=begin, y=y, width=max(1.5, end - begin), height=bottom - y)
         )  # fmt: skip
-        parts.append(text(fault.what, class_="fault-label", x=begin + 3, y=y + 11))
+        parts.append(text(brief(fault.what), class_="fault-label", x=begin + 3, y=y + 11))
     parts += [_lane(lane, top + LANE_HEIGHT * place, x, patience_s) for place, lane in enumerate(lanes)]
     step_s = 5 if until_s <= 60 else 10 if until_s <= 150 else 60
     parts += [

@@ -57,9 +57,10 @@ class Fault:
 
     @property
     def what(self) -> str:
-        """Name and parameters, for reports and plots."""
-        named = [f"{field.name}={getattr(self, field.name)}" for field in fields(self)]
-        return " ".join([_kebab(type(self).__name__), *named])
+        """Name and what is not as by default, for reports and plots."""
+        values = [(field, getattr(self, field.name)) for field in fields(self)]
+        named = [f"{field.name}={_text(value)}" for field, value in values if value != field.default]
+        return " ".join([kebab(type(self).__name__), *named])
 
     def apply(self, stage: Ground) -> None:
         """Begin. Raises PlatformError where the machine refuses."""
@@ -70,8 +71,13 @@ class Fault:
         raise TypeError(f"{type(self).__name__} does not say how")
 
 
-def _kebab(name: str) -> str:
+def kebab(name: str) -> str:
+    """Give a class's name as reports show it: `DeadAddress` is `dead-address`."""
     return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name).strip("-")
+
+
+def _text(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _check_pct(fault: Fault, pct: float) -> None:

@@ -133,7 +133,9 @@ class Site:
             await _whole(answer, 404, "text/plain", b"no such item\n")
             return
         if self._overloaded():
-            await asyncio.Event().wait()
+            await asyncio.sleep(behaviour.in_flight_stall_s)
+            await _whole(answer, 503, "text/plain", b"too much at once\n")
+            return
         await asyncio.sleep(behaviour.in_flight_hold_s)
         draw = self._rng.random() * 100
         if draw < behaviour.error_pct:
@@ -198,6 +200,6 @@ async def _pour(answer: Answer, body: bytes, bps: float | None) -> None:
     step = limits.LAB_CHUNK_BYTES if bps is None else max(1, int(bps / 8 / 10))
     for start in range(0, len(body), step):
         piece = body[start : start + step]
-        await answer.write(piece)
         if bps is not None:
             await asyncio.sleep(len(piece) * 8 / bps)
+        await answer.write(piece)

@@ -13,12 +13,19 @@ from stormline.lab.faults import (
     Dark,
     DeadAddress,
     Handover,
+    MtuCliff,
+    NatForgets,
+    OnlyPort,
     Resets,
+    SynDrop,
     UdpBlock,
     UdpLossy,
+    UnitCut,
+    Unwell,
     V6Dead,
     V6Lossy,
 )
+from stormline.lab.namespaces import WIFI
 from stormline.lab.profiles_model import (
     LinkSpec,
     Profile,
@@ -272,6 +279,86 @@ _TRAPS: Final = (
         requests=150,
     ),
 )
+_MORE: Final = (
+    Profile(
+        name="syn-drop",
+        about="30 % of the packets that open TCP connections vanish; 10 requests a connection.",
+        wifi=_4G,
+        plan=always(SynDrop(pct=30)),
+        server=ServerSpec(behaviour=_FEW),
+    ),
+    Profile(
+        name="one-port",
+        about="Nothing but TCP port 443 and DNS passes.",
+        wifi=_4G,
+        plan=always(OnlyPort(port=443)),
+    ),
+    Profile(
+        name="unit-cut",
+        about="The entry of a unit is cut from a quarter to three quarters of the run: two of four addresses at once.",
+        wifi=_4G,
+        plan=between(0.25, 0.75, UnitCut(unit=(0, 1))),
+        server=ServerSpec(v4=4),
+    ),
+    Profile(
+        name="captive",
+        about="A captive portal takes all connections over from a quarter to three quarters of the run.",
+        wifi=_WIFI,
+        plan=between(0.25, 0.75, CaptivePortal()),
+    ),
+    Profile(
+        name="nat-forgets",
+        about="The NAT forgets what was idle for 2 s and tells nobody; 40 requests, 3 s apart in the mean.",
+        wifi=_4G,
+        plan=always(NatForgets(after_s=2)),
+        requests=40,
+    ),
+    Profile(
+        name="mtu-cliff",
+        about="Packets above 1400 bytes vanish from a quarter to three quarters of the run.",
+        wifi=_4G,
+        plan=between(0.25, 0.75, MtuCliff(mtu_bytes=1400, uplink=WIFI.name)),
+    ),
+    Profile(
+        name="http10",
+        about="A box before the origin speaks only HTTP/1.0: a connection for each request, ended by its close.",
+        wifi=_4G,
+        server=ServerSpec(behaviour=Behaviour(http10=True)),
+    ),
+    Profile(
+        name="gzip-cut",
+        about="10 % of answers are compressed and lack their second half, with a length that fits.",
+        wifi=_4G,
+        server=ServerSpec(behaviour=Behaviour(truncate_pct=10)),
+    ),
+    Profile(
+        name="slow-body",
+        about="10 % of bodies come at 8 kbit/s.",
+        wifi=_4G,
+        server=ServerSpec(behaviour=Behaviour(slow_pct=10)),
+    ),
+    Profile(
+        name="e5xx-burst",
+        about="All requests are answered with 503 for 10 s in each 30 s.",
+        wifi=_4G,
+        plan=episodes(Unwell(behaviour=Behaviour(error_pct=100), unit=(0, 1, 2)), every_s=30.0, length_s=10.0),
+    ),
+    Profile(
+        name="dns-slow",
+        about="Every DNS answer takes 3 s; a TTL of 5 s; 10 requests a connection.",
+        wifi=_4G,
+        dns=DnsSpec(delay_s=3.0, ttl_s=5),
+        server=ServerSpec(behaviour=_FEW),
+    ),
+    Profile(
+        name="dns-empty",
+        about="60 % of DNS answers are of no use: 20 % each are empty, NXDOMAIN, SERVFAIL; a TTL of 5 s; 10 requests a "
+        "connection.",
+        wifi=_4G,
+        dns=DnsSpec(empty_pct=20, nxdomain_pct=20, servfail_pct=20, ttl_s=5),
+        server=ServerSpec(behaviour=_FEW),
+    ),
+)
 
 GROUPS: Final = {
     "Links": _LINKS,
@@ -281,6 +368,7 @@ GROUPS: Final = {
     "Boxes on the way": _BOXES,
     "Capacity traces": _TRACES,
     "Traps": _TRAPS,
+    "More faults": _MORE,
 }
 """All profiles by what they are about."""
 PROFILES: Final = {profile.name: profile for group in GROUPS.values() for profile in group}

@@ -14,6 +14,7 @@ from stormline.lab import traces
 from stormline.lab.chance import SeededRng
 from stormline.lab.faults import Fault
 from stormline.lab.specs import Behaviour, DnsSpec
+from stormline.netmodel.params import GilbertElliott
 
 RTT_STEP_S: Final = 1.0
 """How long a round-trip time drawn from `RttQuantiles` holds."""
@@ -70,6 +71,31 @@ class LinkSpec:
     def trace_names(self) -> list[str]:
         """Name the capacity traces it needs."""
         return [str(way["trace"]) for way in (self.up, self.down) if way.get("trace")]
+
+    def numbers(self) -> str:
+        """Say its numbers in one line: round trip, rates to and from the device, loss of each direction, queue."""
+        rtt_ms = (self.up.get("delay_s", 0.0) + self.down.get("delay_s", 0.0)) * 1000
+        parts = [f"{rtt_ms:g} ms"]
+        if self.rtt is not None:
+            parts = ["/".join(f"{ms:g}" for _, ms in self.rtt.points[1:-1]) + " ms"]
+        rates = [way.get("trace") or _rate(way.get("rate_bps")) for way in (self.down, self.up)]
+        parts.append(" / ".join(rates))
+        if loss_pct := self.down.get("loss_pct"):
+            parts.append(f"{loss_pct:g} % loss")
+        if burst := self.down.get("burst"):
+            chain = GilbertElliott(**burst)
+            parts.append(f"{chain.mean_loss_pct:g} % loss in bursts of {100 / chain.r_pct:g} packets")
+        if self.fades:
+            parts.append("fades of {duration_s:g} s every {period_s:g} s lose {loss_pct:g} %".format(**self.fades))
+        if queue_bytes := self.down.get("queue_bytes"):
+            parts.append(f"queue {queue_bytes // 1024} KB")
+        return ", ".join(parts)
+
+
+def _rate(bps: float | None) -> str:
+    if bps is None:
+        return "no bound"
+    return f"{bps / 1e6:g} Mbit/s" if bps >= 1e6 else f"{bps / 1e3:g} kbit/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

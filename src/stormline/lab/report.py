@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from stormline.core import errors
-from stormline.lab import ablation, charts, clients, results, workload
+from stormline.lab import ablation, charts, clients, profiles, results, workload
 from stormline.lab.results import Result
 
 COLOURS: Final = 8
@@ -44,7 +44,9 @@ class Table:
     """Results by profile and client."""
 
     def __init__(self, found: Sequence[Result]) -> None:
-        self.profiles = list(dict.fromkeys(result.profile for result in found))
+        there = {result.profile for result in found}
+        known = [name for name in profiles.PROFILES if name in there]
+        self.profiles = known + sorted(there - set(known))
         labels = dict.fromkeys(ablation.label(result) for result in found)
         order = {name: place for place, name in enumerate(clients.CLIENTS)}
         self.labels = sorted(labels, key=lambda label: (order.get(label.partition(" ")[0], len(order)), label))
@@ -135,6 +137,15 @@ def _head(found: Sequence[Result], machine: str, when: str) -> str:
     )
 
 
+def _about(profile: str) -> str:
+    known = profiles.PROFILES.get(profile)
+    return known.about if known is not None else ""
+
+
+def _name(profile: str) -> str:
+    return f'<th scope="row" title="{html.escape(_about(profile))}">{html.escape(profile)}</th>'
+
+
 def _legend(table: Table) -> str:
     entries = []
     for label in table.labels:
@@ -144,11 +155,11 @@ def _legend(table: Table) -> str:
     return f'<ul class="legend">{"".join(entries)}</ul>'
 
 
-def _header(table: Table, first: str) -> str:
+def _header(table: Table) -> str:
     heads = "".join(
         f'<th scope="col" class="{table.colour(label)}">{html.escape(label)}</th>' for label in table.labels
     )
-    return f'<thead><tr><th scope="col">{first}</th>{heads}</tr></thead>'
+    return f'<thead><tr><th scope="col">profile</th>{heads}</tr></thead>'
 
 
 def _shade(loss_pct: float) -> str:
@@ -175,7 +186,7 @@ def _success(table: Table) -> str:
                 continue
             hint = f"{label} on {profile}: {cell.failures() or 'nothing failed'}"
             cells.append(_heat(cell.ok_pct, cell.ok_3s_pct, hint, "†" if cell.distrust else ""))
-        rows.append(f'<tr><th scope="row">{html.escape(profile)}</th>{"".join(cells)}</tr>')
+        rows.append(f"<tr>{_name(profile)}{''.join(cells)}</tr>")
     if len(table.profiles) > 1:
         cells = []
         for label in table.labels:
@@ -184,8 +195,7 @@ def _success(table: Table) -> str:
         rows.append(f'<tr class="mean"><th scope="row">mean</th>{"".join(cells)}</tr>')
     return (
         "<section><h2>Success</h2><p>Percent of the requests, within 10 s and (small) within 3 s. Point at a cell to "
-        f"see what failed.</p><div class=wide><table>{_header(table, 'profile')}<tbody>{''.join(rows)}</tbody></table>"
-        "</div></section>"
+        f"see what failed.</p>{_even(_table(table, rows))}</section>"
     )
 
 
@@ -217,14 +227,22 @@ def _percentiles(table: Table) -> str:
 
 def _cost(table: Table) -> str:
     def show(cell: Cell) -> str:
-        resent = f" · {cell.resent_pct:.0f} % again" if cell.resent_pct >= 0.5 else ""
-        return f"<b>{cell.kilobytes:.1f} KB</b><small>{cell.connections:.0f} conn.{resent}</small>"
+        resent = f"<small>{cell.resent_pct:.0f} % again</small>" if cell.resent_pct >= 0.5 else ""
+        return f"<b>{cell.kilobytes:.1f} KB</b><small>{cell.connections:.0f} conn.</small>{resent}"
 
     return (
         "<section><h2>What it cost</h2><p>Bytes on the device's links for each request asked, both ways, headers and "
         "retransmissions included; connections that the servers accepted in a run; requests that came to a server "
-        f"again.</p><div class=wide>{_plain(table, show)}</div></section>"
+        f"again.</p>{_even(_plain(table, show))}</section>"
     )
+
+
+def _table(table: Table, rows: Sequence[str]) -> str:
+    return f"<table>{_header(table)}<tbody>{''.join(rows)}</tbody></table>"
+
+
+def _even(inside: str) -> str:
+    return f'<div class="wide even">{inside}</div>'
 
 
 def _plain(table: Table, show: Callable[[Cell], str]) -> str:
@@ -234,12 +252,12 @@ def _plain(table: Table, show: Callable[[Cell], str]) -> str:
         for label in table.labels:
             cell = table.cell(profile, label)
             cells.append('<td class="none">-</td>' if cell is None else f"<td>{show(cell)}</td>")
-        rows.append(f'<tr><th scope="row">{html.escape(profile)}</th>{"".join(cells)}</tr>')
-    return f"<table>{_header(table, 'profile')}<tbody>{''.join(rows)}</tbody></table>"
+        rows.append(f"<tr>{_name(profile)}{''.join(cells)}</tr>")
+    return _table(table, rows)
 
 
 def _folded(table: Table, summary: str, show: Callable[[Cell], str]) -> str:
-    return f"<details><summary>{summary}</summary><div class=wide>{_plain(table, show)}</div></details>"
+    return f"<details><summary>{summary}</summary>{_even(_plain(table, show))}</details>"
 
 
 def _ablation(found: Sequence[Result]) -> str:
@@ -259,7 +277,7 @@ def _ablation(found: Sequence[Result]) -> str:
     return (
         "<section><h2>What each means is worth</h2><p>The whole client against itself without some means, same seeds: "
         "points of success gained within 10 s and 3 s, p95 saved, bytes with to bytes without.</p>"
-        "<div class=wide><table><thead><tr><th>profile</th><th>means</th><th>10 s</th><th>3 s</th><th>p95</th>"
+        '<div class="wide"><table><thead><tr><th>profile</th><th>means</th><th>10 s</th><th>3 s</th><th>p95</th>'
         f"<th>bytes</th><th>pairs</th><th></th></tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
     )
 
@@ -275,10 +293,10 @@ def _timelines(found: Sequence[Result], table: Table) -> str:
         ]
         first = next(iter(runs.values()))
         drawing = charts.timeline(lanes, first.events, first.duration_s + workload.PATIENCE_S, workload.PATIENCE_S)
-        told = f"{html.escape(profile)}, seed {seed}"
+        told = f'{html.escape(profile)} <span class="about">{html.escape(_about(profile))} Seed {seed}.</span>'
         drawn.append(
-            f"<details{' open' if profile == widest else ''}><summary>{told}</summary><div class=wide>{drawing}</div>"
-            "</details>"
+            f"<details{' open' if profile == widest else ''}><summary>{told}</summary>"
+            f'<div class="wide">{drawing}</div></details>'
         )
     return (
         "<section><h2>Timelines</h2><p>One run of each profile. A dot is a request at the moment it was due, as high "
@@ -309,17 +327,17 @@ def _failures(table: Table) -> str:
     head = "<thead><tr><th>profile</th><th>client</th><th>failures by kind</th></tr></thead>"
     return (
         f"<section><h2>What failed</h2><details><summary>{len(rows)} of the cells above</summary>"
-        f"<div class=wide><table>{head}<tbody>{''.join(rows)}</tbody></table></div></details></section>"
+        f'<div class="wide"><table>{head}<tbody>{"".join(rows)}</tbody></table></div></details></section>'
     )
 
 
 def _trust(found: Sequence[Result]) -> str:
     doubtful = [result for result in found if result.distrust]
     late = max(result.shaper_p99_ms for result in found)
-    lag = max(result.lag_p99_ms for result in found)
+    wait = max(result.wait_p99_ms for result in found)
     told = (
-        f"Packets left the shaper at most {late:.1f} ms late (p99 of the worst run); a client's own loop was at most "
-        f"{lag:.1f} ms late (p99 of the worst run)."
+        f"Packets left the shaper at most {late:.1f} ms late (p99 of the worst run); a client waited for a core "
+        f"at most {wait:.1f} ms (p99 of the worst run)."
     )
     if not doubtful:
         return f"<section><h2>Trust</h2><p>{told} No run was in doubt.</p></section>"

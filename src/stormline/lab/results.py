@@ -46,9 +46,11 @@ class RunKey(msgspec.Struct, frozen=True, kw_only=True):
 class Trust(msgspec.Struct, frozen=True, kw_only=True):
     """How far the machine got in the way of a run."""
 
-    lag_p99_ms: float = 0.0
-    """The client's loop: from when something was due to when it ran."""
+    wait_p99_ms: float = 0.0
+    """How long the client waited for a core."""
+    wait_max_ms: float = 0.0
     lag_max_ms: float = 0.0
+    """The longest its loop stood still, by its own doing or the machine's."""
     server_lag_ms: float = 0.0
     """The servers' loop, at its worst."""
     shaper_p99_ms: float = 0.0
@@ -61,9 +63,9 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
         if self.problem:
             return self.problem
         bounds = (
-            ("the client's loop was late", self.lag_p99_ms, limits.LAB_LAG_P99_MS_MAX),
-            ("the client's loop stood still", self.lag_max_ms, limits.LAB_LAG_MS_MAX),
-            ("the servers' loop stood still", self.server_lag_ms, limits.LAB_LAG_MS_MAX),
+            ("the client waited for a core, p99", self.wait_p99_ms, limits.LAB_WAIT_P99_MS_MAX),
+            ("the client waited for a core", self.wait_max_ms, limits.LAB_WAIT_MS_MAX),
+            ("the servers' loop stood still", self.server_lag_ms, limits.LAB_WAIT_MS_MAX),
             ("the shaper was late", self.shaper_p99_ms, limits.LAB_SHAPER_LATE_MS_MAX),
         )
         for what, value_ms, bound_ms in bounds:
@@ -110,7 +112,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     quic_connections: int = 0
     distrust: str = ""
     """Why the run is not to be trusted; empty where it is."""
-    lag_p99_ms: float = 0.0
+    wait_p99_ms: float = 0.0
+    wait_max_ms: float = 0.0
     lag_max_ms: float = 0.0
     server_lag_ms: float = 0.0
     shaper_p99_ms: float = 0.0
@@ -196,7 +199,8 @@ def summarise(
         no_effect=list(no_effect),
         quic_connections=traffic.quic_connections,
         distrust=trust.reason(),
-        lag_p99_ms=trust.lag_p99_ms,
+        wait_p99_ms=trust.wait_p99_ms,
+        wait_max_ms=trust.wait_max_ms,
         lag_max_ms=trust.lag_max_ms,
         server_lag_ms=trust.server_lag_ms,
         shaper_p99_ms=trust.shaper_p99_ms,

@@ -46,7 +46,9 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     in_flight_free: int | None = None
     """Requests that the server handles side by side without harm; None: any number."""
     in_flight_pct: float = 0.0
-    """For each request in flight beyond these: more chance that a new one gets no answer."""
+    """For each request in flight beyond these: more chance that a new one fails."""
+    in_flight_stall_s: float = 2.0
+    """How long one that fails keeps its place before it is answered with 503."""
     in_flight_hold_s: float = 0.0
     """How long the server works on a request; makes requests meet each other."""
     body_bytes_max: int | None = None
@@ -71,8 +73,9 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             _check_chances("behaviour", {name: getattr(self, name) for name in group})
         if self.slow_bps < limits.LAB_SLOW_BPS_MIN:
             raise errors.ConfigError(f"behaviour: slow_bps must be {limits.LAB_SLOW_BPS_MIN:g} or more")
-        if not 0 <= self.in_flight_hold_s <= limits.LAB_HOLD_S_MAX:
-            raise errors.ConfigError(f"behaviour: in_flight_hold_s must be 0 to {limits.LAB_HOLD_S_MAX:g}")
+        for name in ("in_flight_hold_s", "in_flight_stall_s"):
+            if not 0 <= getattr(self, name) <= limits.LAB_HOLD_S_MAX:
+                raise errors.ConfigError(f"behaviour: {name} must be 0 to {limits.LAB_HOLD_S_MAX:g}")
         for name in ("requests_max", "body_bytes_max"):
             value = getattr(self, name)
             if value is not None and value < 1:

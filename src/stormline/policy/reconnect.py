@@ -1,6 +1,16 @@
 """When a lost or refused long connection is tried again: exponential back-off with jitter, never a herd."""
 
-from stormline.core import limits
+from stormline.core import codes, errors, limits
+
+
+def renewable(error: BaseException | None) -> bool:
+    """True where a refusal says that a new token would help.
+
+    One that is not genuine counts too: a token kept from a platform whose keys were made anew since.
+    """
+    return isinstance(error, errors.RefusedError) and (
+        error.action is codes.Action.RENEW or error.code == codes.Code.TOKEN_INVALID
+    )
 
 
 class Reconnect:

@@ -33,6 +33,7 @@ class Faults:
         self._rng = rng
         self._tasks: list[asyncio.Task[None]] = []
         self._locks: dict[str, asyncio.Lock] = {}
+        self._ended = asyncio.Event()
 
     def start(self) -> None:
         """Let trouble begin."""
@@ -41,22 +42,27 @@ class Faults:
             self._tasks.append(asyncio.create_task(self._run(fault, rng), name=f"fault {fault.kind}"))
 
     async def stop(self) -> None:
-        """Begin nothing new; what has begun is ended in good order."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for task in self._tasks:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+        """Begin nothing new; what has begun ends now, in good order."""
+        self._ended.set()
+        await asyncio.gather(*self._tasks)
+
+    async def _pause(self, seconds: float) -> None:
+        """Let time pass, but not beyond the end of all trouble."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._ended.wait()
 
     async def _run(self, fault: Fault, rng: SimRng) -> None:
         begin = _KINDS[fault.kind]
         if fault.at_s is not None:
-            await asyncio.sleep(max(0.0, draw(fault.at_s, rng) - self._loop.time()))
-            await self._one(begin, fault, rng)
+            await self._pause(draw(fault.at_s, rng) - self._loop.time())
+            if not self._ended.is_set():
+                await self._one(begin, fault, rng)
             return
         while fault.every_s is not None:
-            await asyncio.sleep(max(0.01, draw(fault.every_s, rng)))
+            await self._pause(max(0.01, draw(fault.every_s, rng)))
+            if self._ended.is_set():
+                return
             await self._one(begin, fault, rng)
 
     async def _one(
@@ -88,14 +94,14 @@ class Faults:
         for device in self._hit(fault, rng):
             if device.host.link is not None:
                 device.host.link.blackout(BlackoutMode(mode), lasts_s, direction=fault.direction)
-        await asyncio.sleep(lasts_s)
+        await self._pause(lasts_s)
 
     async def _lost_answers(self, fault: Fault, rng: SimRng) -> None:
         lasts_s = draw(fault.lasts_s, rng)
         for device in self._hit(fault, rng):
             if device.host.link is not None:
                 device.host.link.blackout(BlackoutMode.DROP, lasts_s, direction="down")
-        await asyncio.sleep(lasts_s)
+        await self._pause(lasts_s)
 
     async def _link(self, fault: Fault, rng: SimRng) -> None:
         [device] = self._hit(fault, rng)[:1]
@@ -107,20 +113,16 @@ class Faults:
             before = [pipe.model.params for pipe in pipes]
             for pipe, params in zip(pipes, before, strict=True):
                 pipe.become(draw_link(fault.set, rng, base=params))
-            try:
-                await asyncio.sleep(draw(fault.lasts_s, rng))
-            finally:
-                for pipe, params in zip(pipes, before, strict=True):
-                    pipe.become(params)
+            await self._pause(draw(fault.lasts_s, rng))
+            for pipe, params in zip(pipes, before, strict=True):
+                pipe.become(params)
 
     async def _switch_address(self, fault: Fault, rng: SimRng) -> None:
         [device] = self._hit(fault, rng)[:1]
         async with self._alone(f"address {device.name}"):
             device.leave_network(kill=rng.chance(fault.kill_pct / 100))
-            try:
-                await asyncio.sleep(draw(fault.lasts_s, rng))
-            finally:
-                device.join_network()
+            await self._pause(draw(fault.lasts_s, rng))
+            device.join_network()
 
     async def _nat_forget(self, fault: Fault, rng: SimRng) -> None:
         for device in self._hit(fault, rng):
@@ -136,20 +138,16 @@ class Faults:
         )
         for clock in clocks:
             clock.step_wall(seconds)
-        try:
-            await asyncio.sleep(draw(fault.lasts_s, rng))
-        finally:
-            for clock in clocks:
-                clock.step_wall(-seconds)
+        await self._pause(draw(fault.lasts_s, rng))
+        for clock in clocks:
+            clock.step_wall(-seconds)
 
     # -- servers -----------------------------------------------------------------------------------------------------
 
     async def _down(self, gateway: Gateway, stop: Awaitable[None], lasts_s: float) -> None:
-        try:
-            await stop
-            await asyncio.sleep(lasts_s)
-        finally:
-            await asyncio.shield(asyncio.ensure_future(gateway.start()))
+        await stop
+        await self._pause(lasts_s)
+        await gateway.start()
 
     async def _gateway(self, fault: Fault, rng: SimRng) -> None:
         lasts_s = draw(fault.lasts_s, rng)
@@ -172,34 +170,26 @@ class Faults:
     async def _dispatch_down(self, fault: Fault, rng: SimRng) -> None:
         async with self._alone("dispatch"):
             await self._platform.dispatch.kill()
-            try:
-                await asyncio.sleep(draw(fault.lasts_s, rng))
-            finally:
-                self._platform.dispatch.start()
+            await self._pause(draw(fault.lasts_s, rng))
+            self._platform.dispatch.start()
 
     async def _engine_cut(self, fault: Fault, rng: SimRng) -> None:
         async with self._alone("engine"):
             self._platform.broker.cut()
-            try:
-                await asyncio.sleep(draw(fault.lasts_s, rng))
-            finally:
-                self._platform.broker.heal(restarted=rng.chance(fault.restarted_pct / 100))
+            await self._pause(draw(fault.lasts_s, rng))
+            self._platform.broker.heal(restarted=rng.chance(fault.restarted_pct / 100))
 
     async def _origin_slow(self, fault: Fault, rng: SimRng) -> None:
         async with self._alone("origin speed"):
             self._platform.origin.extra_s = draw(fault.seconds, rng)
-            try:
-                await asyncio.sleep(draw(fault.lasts_s, rng))
-            finally:
-                self._platform.origin.extra_s = 0.0
+            await self._pause(draw(fault.lasts_s, rng))
+            self._platform.origin.extra_s = 0.0
 
     async def _origin_dies(self, fault: Fault, rng: SimRng) -> None:
         async with self._alone("origin"):
             await self._platform.origin.kill()
-            try:
-                await asyncio.sleep(draw(fault.lasts_s, rng))
-            finally:
-                self._platform.origin.start()
+            await self._pause(draw(fault.lasts_s, rng))
+            self._platform.origin.start()
 
 
 _KINDS: Final[dict[str, Callable[[Faults, Fault, SimRng], Awaitable[None]]]] = {

@@ -377,7 +377,7 @@ class TestSync:
             def work():
                 for _ in range(10):
                     text = client.get(url).text
-                    answers.append(text)  # noqa: PERF401 - one by one, as threads do
+                    answers.append(text)
 
             threads = [threading.Thread(target=work) for _ in range(20)]
             for thread in threads:

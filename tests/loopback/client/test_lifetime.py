@@ -282,3 +282,26 @@ print(*sorted(each for each in sys.modules if each.startswith("stormline.") and 
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.split() == []
+
+
+def test_transport_alone_loads_no_http_client_and_no_cryptography():
+    code = """
+import sys, stormline
+stormline.AsyncTransport(), stormline.Transport()
+print(*sorted({each.split(".")[0] for each in sys.modules} & {"httpx", "httpx2", "cryptography", "anyio"}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == []
+
+
+def test_transport_types_fit_the_clients_of_httpx2():
+    import inspect
+
+    import httpx2
+
+    for ours, theirs in (
+        (stormline.AsyncTransport, httpx2.AsyncBaseTransport),
+        (stormline.Transport, httpx2.BaseTransport),
+    ):
+        needed = [name for name, _ in inspect.getmembers(theirs, inspect.isfunction) if name != "__init__"]
+        assert [name for name in needed if not callable(getattr(ours, name, None))] == []

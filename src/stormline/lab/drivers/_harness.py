@@ -9,7 +9,8 @@ answers `(status, body)` or raises. It may have `kind(error)`, which names the k
 The config: {"base_url", "ca_file", "schedule": [[id, at_s, size], ...], "patience_s", "options": {}, "workload": path
 of workload.py}; "query" is appended to every URL. Standard output is JSON lines: {"ready": true} when the client is
 made; after a line "go" on standard input one {"id", "start_s", "end_s", "ok", "kind", "detail"} for each request as it
-ends; at last {"done": true, "lag_max_ms", "lag_p99_ms", "cpu_s"}. Times are seconds since "go". Kinds: "" where ok,
+ends; at last {"done": true, "lag_max_ms", "lag_p99_ms", "wait_max_ms",
+"wait_p99_ms", "cpu_s"}. Times are seconds since "go". Kinds: "" where ok,
 else one of `KINDS`.
 """
 
@@ -34,6 +35,9 @@ peer not trusted, the connection broke, a status other than 200, a body that is 
 CAUSES_MAX: Final = 12
 """Errors looked at behind one error."""
 DETAIL_CHARS_MAX: Final = 160
+WARM_S: Final = 3.0
+WARM_PORT: Final = 9
+"""Discard (RFC 863), where no device listens."""
 TICK_S: Final = 0.01
 """How often the loop's lag is measured."""
 CLOSE_S: Final = 1.0
@@ -81,12 +85,14 @@ def kind_of(error: BaseException) -> str:
     for _ in range(CAUSES_MAX):
         if at is None:
             break
-        if isinstance(at, ssl.SSLError) and not isinstance(at, _TLS_BUT_NO_REFUSAL):
-            return "tls"
         if isinstance(at, socket.gaierror):
             return "dns"
-        own.add(type(at).__name__)
-        inherited.update(each.__name__ for each in type(at).__mro__)
+        if isinstance(at, ssl.SSLError):
+            if not isinstance(at, _TLS_BUT_NO_REFUSAL):
+                return "tls"
+        else:
+            own.add(type(at).__name__)
+            inherited.update(each.__name__ for each in type(at).__mro__)
         at = at.__cause__ or at.__context__  # hidden ones too: `from None` hides what was refused in httpcore
     for names in (own, inherited):
         for kind, words in _BY_NAME:
@@ -96,24 +102,48 @@ def kind_of(error: BaseException) -> str:
 
 
 class Lag:
-    """How late the loop runs what is due: what a client's answer times cannot be trusted beyond."""
+    """How late the loop runs what is due, and how much of that was the machine's fault.
+
+    A client may block its loop by itself; that is its own affair and part of what is measured. What the thread waited
+    for a core, while it could have run, is the machine's: a run with much of it says nothing about the client.
+    """
 
     def __init__(self) -> None:
         self.lags_s: list[float] = []
+        self.waits_s: list[float] = []
 
     async def measure(self) -> None:
         """Measure until cancelled."""
         now_s = asyncio.get_running_loop().time
+        waited_s = waited()
         while True:
             due_s = now_s() + TICK_S
             await asyncio.sleep(TICK_S)
-            self.lags_s.append(max(0.0, now_s() - due_s))
+            before_s, waited_s = waited_s, waited()
+            self.note(max(0.0, now_s() - due_s), waited_s - before_s)
+
+    def note(self, lag_s: float, waited_s: float) -> None:
+        """Take one measurement."""
+        self.lags_s.append(lag_s)
+        self.waits_s.append(min(lag_s, waited_s))
 
     def data(self) -> dict[str, float]:
         """Give the figures, milliseconds."""
-        lags_s = sorted(self.lags_s) or [0.0]
-        p99_s = lags_s[int(len(lags_s) * 0.99)]
-        return {"lag_max_ms": round(lags_s[-1] * 1000, 2), "lag_p99_ms": round(p99_s * 1000, 2)}
+        shown = {}
+        for name, values_s in (("lag", self.lags_s), ("wait", self.waits_s)):
+            ordered = sorted(values_s) or [0.0]
+            shown[f"{name}_max_ms"] = round(ordered[-1] * 1000, 2)
+            shown[f"{name}_p99_ms"] = round(ordered[int(len(ordered) * 0.99)] * 1000, 2)
+        return shown
+
+
+def waited() -> float:
+    """Give the seconds this thread has waited for a core since its start (Linux; growing without bound elsewhere)."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return asyncio.get_running_loop().time()  # then all lag counts as the machine's
 
 
 class Run:
@@ -153,6 +183,15 @@ class Run:
             }
         )
 
+    async def _warm(self, get: Get) -> None:
+        """Let the client import what it imports at its first request, which takes tenths of a second when many start.
+
+        Nobody listens there, so no connection and no name comes of it.
+        """
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(WARM_S):
+                await get(f"https://127.0.0.1:{WARM_PORT}/")
+
     def _judge(self, id: int, size: int, status: int, body: bytes) -> tuple[str, str]:
         if status != 200:
             return "status", f"HTTP {status}"
@@ -165,6 +204,7 @@ class Run:
         loop = asyncio.get_running_loop()
         stack = contextlib.AsyncExitStack()
         get: Get = await stack.enter_async_context(self._driver.client(self._config))
+        await self._warm(get)
         emit({"ready": True})
         if (await asyncio.to_thread(sys.stdin.readline)).strip() != "go":
             return  # whoever started this is gone

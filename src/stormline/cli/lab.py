@@ -1,0 +1,398 @@
+"""`stormline lab`: how clients fare on bad networks, beside each other, on real kernels."""
+
+import contextlib
+import datetime
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stormline.cli import output
+from stormline.core import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.table import Table
+
+    from stormline.lab.results import Result, RunKey
+    from stormline.lab.run import Progress
+
+RESULTS = Path("bench/results")
+LINES = "lab.jsonl"
+PAGE = "lab.html"
+
+SeedOption = Annotated[
+    list[int] | None,
+    typer.Option("--seed", metavar="N", help="Of requests, faults and chance; repeatable. [default: 1]"),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", metavar="N", min=1, help="Runs side by side; default what this machine carries."),
+]
+
+group = typer.Typer(help="How clients fare on bad networks, on real kernels (needs root).")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.add_typer(group, name="lab", rich_help_panel="Measurement")
+
+
+@group.callback(invoke_without_command=True)
+def _standard(
+    context: typer.Context,
+    seed: SeedOption = None,
+    duration: Annotated[
+        float | None, typer.Option("--duration", metavar="S", help="Seconds of each run. [default: 40]")
+    ] = None,
+    jobs: JobsOption = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for results and report.")] = RESULTS,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the results that are there.")] = False,
+) -> None:
+    """Run the standard set with every client and write the report, in about ten minutes.
+
+    Writes lab.jsonl (every request), lab.json (the figures) and lab.html (the report).
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from stormline.lab import profiles, run
+    from stormline.lab.namespaces import require_lab
+
+    require_lab()
+    keys = run.plan(
+        profiles.STANDARD, _available(), seed or [1], duration_s=duration or run.STANDARD_DURATION_S
+    )  # fmt: skip
+    lines = out / LINES
+    if not resume:
+        lines.unlink(missing_ok=True)
+    found = _run(keys, jobs=jobs, out=lines, on_result=lambda _: None)
+    _keep(found, out)
+    output.console().print(_matrix(found))
+    output.console().print(f"report: {out / PAGE}")
+
+
+@group.command("run")
+def run_(
+    profile: Annotated[list[str], typer.Option("--profile", metavar="NAME", help="Network; repeatable.")],
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", metavar="NAME", help="Client under test; repeatable. [default: stormline]"),
+    ] = None,
+    seed: SeedOption = None,
+    without: Annotated[
+        str, typer.Option("--without", metavar="MEANS", help="Leave means of stormline out: hedge,racing,quic,...")
+    ] = "",
+    requests: Annotated[
+        int | None, typer.Option("--requests", metavar="N", help="Requests of a run; default the profile's rate.")
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option("--duration", metavar="S", help="Seconds of a run; default the profile's.")
+    ] = None,
+    jobs: JobsOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Keep results there as JSON lines; runs that it has are not run."),
+    ] = None,
+    json: output.JsonFlag = False,
+) -> None:
+    """Run clients on profiles; with --json one object for each run."""
+    from stormline.lab import results, run
+    from stormline.lab.namespaces import require_lab
+
+    left_out = tuple(name.strip() for name in without.split(",") if name.strip())
+    keys = run.plan(
+        profile, client or ["stormline"], seed or [1], requests=requests, duration_s=duration, without=left_out
+    )
+    require_lab()
+
+    def show(result: "Result") -> None:
+        if json:
+            output.print_json(results.data(result, whole=False))
+
+    found = _run(keys, jobs=jobs, out=out, on_result=show)
+    if not json:
+        output.console().print(_details(found))
+        _notes(found)
+
+
+@group.command("list")
+def list_(json: output.JsonFlag = False) -> None:
+    """Show the profiles and the clients there are."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from stormline.lab import clients, profiles
+
+    there = set(_available(quiet=True))
+    if json:
+        output.print_json(
+            {
+                "profiles": [
+                    {"name": each.name, "group": name, "about": each.about, "standard": each.name in profiles.STANDARD}
+                    for name, group in profiles.GROUPS.items()
+                    for each in group
+                ],
+                "clients": [
+                    {"name": each.name, "about": each.about, "available": each.name in there}
+                    for each in clients.CLIENTS.values()
+                ],
+            }
+        )
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, those in profiles.GROUPS.items():
+        table.add_row(f"[bold]{escape(name)}[/bold]", "")
+        for profile in those:
+            mark = "*" if profile.name in profiles.STANDARD else " "
+            table.add_row(f" {mark} {escape(profile.name)}", escape(profile.about))
+    table.add_row("[bold]Clients[/bold]", "")
+    for client in clients.CLIENTS.values():
+        missing = "" if client.name in there else " (not installed: make peers)"
+        table.add_row(f"   {escape(client.name)}", escape(client.about + missing))
+    output.console().print(table)
+    output.console().print("* of the standard set")
+
+
+@group.command("validate")
+def validate(
+    effort: Annotated[
+        float, typer.Option("--effort", metavar="SHARE", help="Share of the full samples, 0.1 to 1.")
+    ] = 1.0,
+    json: output.JsonFlag = False,
+) -> None:
+    """Measure whether this machine's emulated links do what they say, in half a minute; exit 1 where they do not."""
+    from stormline.lab import validate as measure
+
+    def show(figure: measure.Figure) -> None:
+        if not json:
+            bound = "at most" if figure.better == "lower" else "at least"
+            tries = f" (try {figure.tries})" if figure.tries > 1 else ""
+            print(
+                f"{'ok  ' if figure.ok else 'MISS'} {figure.name}: {figure.value:.2f} {figure.unit}, "
+                f"{bound} {figure.target:g}{tries}",
+                flush=True,
+            )
+
+    result = measure.validate(on_figure=show, effort=effort)
+    if json:
+        output.print_json(result.data())
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+@group.command("report")
+def report(
+    source: Annotated[Path, typer.Option("--in", metavar="FILE", help="Results, JSON lines.")] = RESULTS / LINES,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = RESULTS / PAGE,
+    json: output.JsonFlag = False,
+) -> None:
+    """Write one HTML page of results: success, times, cost and timelines."""
+    from stormline.lab import results
+
+    found = results.read(source.expanduser())
+    _write_page(found, out.expanduser())
+    if json:
+        output.print_json({"report": str(out), "runs": len(found), "distrusted": sum(bool(r.distrust) for r in found)})
+    else:
+        output.console().print(_matrix(found))
+        print(f"wrote {out}")
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+def _available(*, quiet: bool = False) -> list[str]:
+    """List the clients that can be run here; says which cannot."""
+    from stormline.lab import clients
+
+    names = []
+    for client in clients.CLIENTS.values():
+        try:
+            clients.python_for(client, output.environ())
+        except errors.ConfigError as error:
+            if not quiet:
+                print(f"left out: {error}", file=sys.stderr)
+            continue
+        names.append(client.name)
+    return names
+
+
+def _run(
+    keys: "Sequence[RunKey]", *, jobs: int | None, out: Path | None, on_result: "Callable[[Result], None]"
+) -> "list[Result]":
+    from stormline.lab import run
+
+    jobs = jobs or run.usual_jobs()
+
+    with _watching(keys, jobs) as watch:
+
+        def progress(event: "Progress") -> None:
+            watch(event)
+            if event.result is not None:
+                on_result(event.result)
+
+        return run.run_all(keys, jobs=jobs, out=out, environ=output.environ(), on_progress=progress)
+
+
+@contextlib.contextmanager
+def _watching(keys: "Sequence[RunKey]", jobs: int) -> "Iterator[Callable[[Progress], None]]":
+    """Show how far the runs are on standard error: a bar on a terminal, else a line for each run."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from stormline.lab import run
+
+    console = Console(stderr=True, highlight=False)
+    asked = sum(key.requests for key in keys)
+    minutes = run.seconds(keys, jobs) / 60
+    console.print(f"{len(keys)} runs, {jobs} side by side: about {minutes:.0f} min" if minutes >= 1 else "", end="")
+    console.print("" if minutes < 1 else "\n", end="")
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} requests"),
+        TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("preparing", total=asked)
+        failed = 0
+
+        def watch(event: "run.Progress") -> None:
+            nonlocal failed
+            name = f"{event.key.profile}, {event.key.client}, seed {event.key.seed}"
+            if event.what == "ask":
+                failed += not event.ok
+                bar.update(task, advance=1, description=f"{event.key.profile} ({failed} failed)")
+            elif event.what == "kept":
+                bar.update(task, advance=event.key.requests)
+            elif event.what == "again":
+                bar.update(task, total=(bar.tasks[0].total or 0) + event.key.requests)
+                bar.console.print(f"once more: {name}: {event.text}")
+            elif event.result is not None and not console.is_terminal:
+                bar.console.print(f"{name}: {event.result.ok} of {event.result.requests}")
+
+        yield watch
+
+
+def _keep(found: "Sequence[Result]", folder: Path) -> None:
+    """Write the figures and the page."""
+    from stormline.bench import results as bench
+    from stormline.lab import results
+
+    document = bench.document("lab", _rows(found))
+    document["runs"] = [results.data(result, whole=False) for result in found]
+    bench.keep(document, folder)
+    _write_page(found, folder / PAGE)
+
+
+def _rows(found: "Sequence[Result]") -> list[Any]:
+    """Give our success on each profile beside the best peer's."""
+    from stormline.bench.results import row
+    from stormline.lab import clients, report
+
+    table = report.Table([result for result in found if not result.without])
+    rows = []
+    for profile in table.profiles:
+        cells = {label: cell for label in table.labels if (cell := table.cell(profile, label)) is not None}
+        ours = next((cell for label, cell in cells.items() if clients.CLIENTS[label].ours), None)
+        peers = {label: cell.ok_pct for label, cell in cells.items() if not clients.CLIENTS[label].ours}
+        if ours is None or not peers:
+            continue
+        best = max(peers, key=lambda label: peers[label])
+        rows.append(
+            row(f"{profile}_success_pct", ours.ok_pct, "%", goal=peers[best], better="higher", peer=best,
+                peer_value=peers[best])
+        )  # fmt: skip
+    return rows
+
+
+def _write_page(found: "Sequence[Result]", path: Path) -> None:
+    from stormline.bench import results as bench
+    from stormline.lab import report
+
+    machine = bench.document("lab", [])["machine"]
+    when = datetime.datetime.fromtimestamp(_wall_s(), tz=datetime.UTC).date().isoformat()
+    text = report.page(found, machine=machine, when=when)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise errors.PlatformError(f"lab: cannot write {path}: {error.strerror}") from error
+
+
+def _wall_s() -> float:
+    from stormline.net.clock import SystemClock
+
+    return SystemClock().wall()
+
+
+# -- showing ----------------------------------------------------------------------------------------------------------
+def _details(found: "Sequence[Result]") -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    from stormline.lab import ablation
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("profile")
+    table.add_column("client")
+    for column in ("seed", "10 s %", "3 s %", "p50 s", "p95 s", "p99 s", "conn.", "KB/req.", "again"):
+        table.add_column(column, justify="right")
+    table.add_column("failures")
+    for result in found:
+        times = ["-" if value is None else f"{value:.2f}" for value in (result.p50_s, result.p95_s, result.p99_s)]
+        failures = ", ".join(f"{kind} {count}" for kind, count in result.failures.items())
+        table.add_row(
+            escape(result.profile),
+            escape(ablation.label(result)),
+            str(result.seed),
+            f"{100 * result.ok / result.requests:.1f}{'†' if result.distrust else ''}",
+            f"{100 * result.ok_3s / result.requests:.1f}",
+            *times,
+            str(result.connections),
+            f"{(result.bytes_up + result.bytes_down) / result.requests / 1000:.1f}",
+            str(result.duplicates),
+            escape(failures),
+        )
+    return table
+
+
+def _notes(found: "Sequence[Result]") -> None:
+    """Say what a reader of the table must know."""
+    for name in sorted({name for result in found for name in result.no_effect}):
+        print(f"without {name}: no effect, this version of stormline does not have it")
+    for result in found:
+        if result.distrust:
+            print(f"† {result.profile}, {result.client}, seed {result.seed} is not to be trusted: {result.distrust}")
+
+
+def _matrix(found: "Sequence[Result]") -> "Table":
+    """Give success by profile and client, within 10 s and (in brackets) within 3 s."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from stormline.lab import report
+
+    cells = report.Table(found)
+    table = Table(
+        title="percent right within 10 s (3 s), mean of the seeds", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("profile")
+    for label in cells.labels:
+        table.add_column(escape(label), justify="right")
+    for profile in cells.profiles:
+        shown = []
+        for label in cells.labels:
+            cell = cells.cell(profile, label)
+            mark = "†" if cell is not None and cell.distrust else ""
+            shown.append("-" if cell is None else _share(cell.ok_pct, cell.ok_3s_pct) + mark)
+        table.add_row(escape(profile), *shown)
+    if len(cells.profiles) > 1:
+        means = [cells.mean(label) for label in cells.labels]
+        table.add_section()
+        table.add_row("mean", *("-" if mean is None else _share(*mean) for mean in means))
+    return table
+
+
+def _share(ok_pct: float, ok_3s_pct: float) -> str:
+    from stormline.lab.report import percent
+
+    colour = "green" if ok_pct >= 99.5 else "yellow" if ok_pct >= 90 else "red"
+    return f"[{colour}]{percent(ok_pct)}[/{colour}] ({percent(ok_3s_pct)})"

@@ -1,0 +1,447 @@
+"""One HTTP/2 connection on a stream: many exchanges at once, none of which can hurt another (RFC 9113).
+
+Two tasks serve a connection: one reads, one writes. What is to be sent is gathered when the kernel has taken what was
+sent before: a request that is given up while it waits leaves no trace on the wire, and `maybe_delivered` of the
+others is exact by the stream's count of bytes.
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from h2.errors import ErrorCodes
+
+from stormline.core import errors, limits
+from stormline.core.phase import Phase
+from stormline.net.stream import Stream, reason_of
+from stormline.outbound import http2_codec as wire
+from stormline.outbound.http2_exchange import Bounds, Exchange
+from stormline.outbound.messages import HttpResponse
+
+
+class Http2Connection:
+    """A connection that carries requests side by side. Made inside a running loop, on a stream that agreed on `h2`.
+
+    Args:
+        stream: owned from now on; its ALPN is the caller's to check.
+
+    Attributes:
+        stream: the bytes below.
+        exchanges: requests begun on it.
+        idle_since: the loop's time since when it carries nothing; None while it does.
+    """
+
+    __slots__ = ("_base", "_checking", "_closed", "_codec", "_going_away", "_loop", "_open", "_pending", "_ping_sent",
+                 "_pings", "_reader", "_reset_at", "_resets_left", "_retired", "_uploads", "_wake", "_write_error",
+                 "_writer", "_written", "exchanges", "idle_since", "stream")  # fmt: skip
+
+    def __init__(self, stream: Stream) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.stream: Final = stream
+        self.exchanges = 0
+        self.idle_since: float | None = self._loop.time()
+        self._codec = wire.Http2Codec()
+        self._base = stream.sent_bytes
+        self._written = 0  # bytes given to the stream, or about to be
+        self._open: dict[int, Exchange] = {}
+        self._pending: dict[Exchange, None] = {}  # wait for a stream, first come first served
+        self._uploads: dict[Exchange, None] = {}  # have a piece of a body to send
+        self._resets_left = float(limits.H2_RESETS_BURST)
+        self._reset_at = self._loop.time()  # when `_resets_left` was true
+        self._retired = self._going_away = self._closed = False
+        self._write_error: BaseException | None = None
+        self._checking: asyncio.Future[bool] | None = None
+        self._ping_sent = False
+        self._pings = 0
+        self._wake: asyncio.Future[None] | None = None
+        self._reader = self._loop.create_task(self._read(), name="http/2 reader")
+        self._writer = self._loop.create_task(self._write(), name="http/2 writer")
+
+    # -- state ----------------------------------------------------------------------------------------------------
+    @property
+    def usable(self) -> bool:
+        """True where a request given now gets a stream at once."""
+        return not self.retired and self.open_streams < self._codec.streams_max
+
+    @property
+    def open_streams(self) -> int:
+        """Streams open, and requests that wait for one. 0: at rest."""
+        return self._codec.open_streams + len(self._pending)
+
+    @property
+    def retired(self) -> bool:
+        """True where it takes no more requests; it closes itself after the last."""
+        return (
+            self._retired or self._going_away or self._closed or self._write_error is not None or self._codec.exhausted
+        )
+
+    @property
+    def closed(self) -> bool:
+        """True where it is over."""
+        return self._closed
+
+    def is_stale(self) -> bool:
+        """Say, without waiting, whether the peer has ended it, as far as that is known here: do not use it then."""
+        return self.retired or self.stream.is_readable()
+
+    async def check(self, timeout_s: float) -> bool:
+        """Ask whether the peer is still there: True once it answers a PING, or sends anything at all after it.
+
+        Cancellation is harmless. Several checks at once share one PING.
+        """
+        if self._closed or self._write_error is not None:
+            return False
+        if self._checking is None:
+            self._pings += 1
+            self._codec.ping(self._pings.to_bytes(8, "big"))
+            self._checking = self._loop.create_future()
+            self._ping_sent = False
+            self._wake_writer()
+        checking = self._checking
+        await asyncio.wait([checking], timeout=timeout_s)
+        return checking.done() and checking.result()
+
+    # -- requests -------------------------------------------------------------------------------------------------
+    async def exchange(
+        self,
+        request: wire.Encoded,
+        *,
+        deadline_at: float,
+        head_by: float | None = None,
+        read_timeout_s: float | None = None,
+        done: Callable[[bool], None],
+        on_stage: Callable[[str], None],
+    ) -> HttpResponse:
+        """Send a request and give its answer as soon as the head is there.
+
+        Where the peer allows no more streams now, it waits for one, first come first served. An answer that comes
+        before the request is out is given all the same; the rest of the request is held back where the answer is an
+        error, or whole (RFC 9113 section 8.1). Cancelled, failed or closed early, only its own stream is reset.
+
+        Args:
+            request: made by `http2_codec.encode`.
+            deadline_at: the loop's time at which the body must have been read.
+            head_by: the loop's time at which the head must be there; None leaves that to the caller.
+            read_timeout_s: longest silence of this stream, in waiting for the head (pieces of our body that leave
+                break it) and between two pieces of the answer's body. Waiting for a stream is no silence. None: any
+                until the head, then `limits.PACKET_GAP_S`.
+            done: called once, when the stream is over, which may be before the body has been read: True where the
+                connection takes another request.
+            on_stage: told `send`, `first_byte`, `body`.
+
+        Raises:
+            WriteError: the connection broke while sending, and no answer was there; or, phase QUEUED, it ended before
+                the request had a stream.
+            ReadError: the stream or the connection ended before the head was whole. `maybe_delivered` is False where
+                the peer says that it has not touched the request (GOAWAY, REFUSED_STREAM), or nothing of it was sent.
+            ProtocolViolation: the answer, or the connection, breaks HTTP.
+            DeadlineExceeded: `head_by` or `read_timeout_s` passed; phase QUEUED, SEND or FIRST_BYTE.
+            QueueFull: `limits.H2_WAITING_MAX` requests wait already.
+            LocalProtocolError: the body source gave not as many bytes as its Content-Length says, or the connection
+                takes no more requests.
+        """
+        if self.retired:
+            raise errors.LocalProtocolError("the HTTP/2 connection takes no more requests")
+        if len(self._pending) >= limits.H2_WAITING_MAX and self.open_streams >= self._codec.streams_max:
+            raise errors.QueueFull(
+                f"{self.stream.peer}: {limits.H2_WAITING_MAX} requests wait for a stream already",
+                phase=Phase.QUEUED,
+                maybe_delivered=False,
+            )
+        reused = self.exchanges > 0
+        self.exchanges += 1
+        self.idle_since = None
+        bounds = Bounds(deadline_at, head_by, read_timeout_s)
+        exchange = Exchange(self, request, bounds, peer=self.stream.peer, done=done, on_stage=on_stage)
+        self._pending[exchange] = None
+        self._wake_writer()
+        return await exchange.run(reused=reused)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def retire(self) -> None:
+        """Take no more requests, and close after those that were given."""
+        self._retired = True
+        self._close_if_over()
+
+    def close(self) -> None:
+        """Close at once, with a GOAWAY where the kernel takes it now; what is under way fails."""
+        if not self._closed:
+            if self._write_error is None:
+                with contextlib.suppress(Exception):
+                    self._codec.goaway()
+                    self._send_last_words()
+            self._lost(ConnectionAbortedError("the connection was closed here"))
+
+    def _send_last_words(self) -> None:
+        """Hand the kernel what waits, if it takes it at once; called just before the stream is closed."""
+        if self._wake is None or self._wake.done():
+            return  # the writer is in the middle of a send
+        sending = self.stream.send_all(self._codec.data_to_send())
+        try:
+            sending.send(None)
+        except (StopIteration, OSError, ssl.SSLError, errors.LocalProtocolError):
+            return
+        sending.close()
+
+    def _lost(self, cause: BaseException | None) -> None:
+        """End everything: the stream broke, ended (None), broke the protocol, or is closed here."""
+        if self._closed:
+            return
+        self._closed = True
+        self.stream.close()
+        self._wake_writer()
+        if self._checking is not None and not self._checking.done():
+            self._checking.set_result(False)
+        for exchange in [*self._open.values(), *self._pending]:
+            exchange.fail(self._failure(exchange, cause))
+
+    def _failure(self, exchange: Exchange, cause: BaseException | None) -> errors.TransportError:
+        """Say how the end of the connection ended an exchange."""
+        phase, peer = exchange.phase, self.stream.peer
+        opened = exchange.stream_id != 0
+        delivered = phase is Phase.BODY or (opened and self.stream.sent_bytes - self._base > exchange.mark)
+        error: errors.TransportError
+        if isinstance(cause, wire.ConnectionBroken):
+            error = errors.ProtocolViolation(
+                f"{peer}: the peer breaks HTTP/2: {cause}", phase=phase, maybe_delivered=delivered
+            )
+        elif phase is Phase.QUEUED or (phase is Phase.SEND and self._write_error is not None):
+            why = "the peer closed the connection" if cause is None else reason_of(self._write_error or cause)
+            error = errors.WriteError(f"{peer}: sending broke off: {why}", phase=phase, maybe_delivered=delivered)
+        else:
+            why = "the peer closed the connection" if cause is None else reason_of(cause)
+            where = "the body broke off" if phase is Phase.BODY else "no answer"
+            error = errors.ReadError(f"{peer}: {where}: {why}", phase=phase, maybe_delivered=delivered)
+        error.__cause__ = self._write_error if isinstance(error, errors.WriteError) and self._write_error else cause
+        return error
+
+    def _close_if_over(self) -> None:
+        if self.retired and not self._open and not self._pending:
+            self.close()
+
+    # -- called by exchanges --------------------------------------------------------------------------------------
+    def upload(self, exchange: Exchange) -> None:
+        """See `Carrier.upload`."""
+        self._uploads[exchange] = None
+        self._wake_writer()
+
+    def consumed(self, exchange: Exchange, size: int) -> None:
+        """See `Carrier.consumed`."""
+        if not self._closed:
+            self._codec.consumed(exchange.stream_id, size)
+            if self._codec.wants_send:
+                self._wake_writer()
+
+    def release(self, exchange: Exchange) -> None:
+        """See `Carrier.release`."""
+        self._pending.pop(exchange, None)
+        self._uploads.pop(exchange, None)
+        if self._open.pop(exchange.stream_id, None) is not None and not self._closed:
+            if exchange.complete:
+                self._codec.reset(exchange.stream_id, ErrorCodes.NO_ERROR)  # only where our body is not all out
+            elif self._codec.is_open(exchange.stream_id):
+                self._cancel(exchange.stream_id)
+            if self._pending or self._codec.wants_send:
+                self._wake_writer()
+        if not self._open and not self._pending:
+            self.idle_since = self._loop.time()
+        exchange.tell_done(not self.retired)
+        self._close_if_over()
+
+    def _cancel(self, stream_id: int) -> None:
+        """Reset a stream if we may reset another so soon; else let it run on unread, and take no more requests.
+
+        A stream that runs on stalls when its window is used up. The connection is closed after the last request that
+        somebody still waits for, which ends it too, with no reset for a server to count.
+        """
+        if self._take_reset():
+            self._codec.reset(stream_id, ErrorCodes.CANCEL)
+        else:
+            self._retired = True
+
+    def _take_reset(self) -> bool:
+        now = self._loop.time()
+        regained = (now - self._reset_at) * limits.H2_RESETS_PER_S
+        self._resets_left = min(self._resets_left + regained, float(limits.H2_RESETS_BURST))
+        self._reset_at = now
+        if self._resets_left < 1.0:
+            return False
+        self._resets_left -= 1.0
+        return True
+
+    # -- writing --------------------------------------------------------------------------------------------------
+    def _wake_writer(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _write(self) -> None:
+        try:
+            while not self._closed:
+                data, carried = self._gather()
+                if data:
+                    await self.stream.send_all(data)
+                    self._ping_sent = True
+                    for exchange in carried:
+                        exchange.sent()
+                else:
+                    self._wake = self._loop.create_future()
+                    await self._wake
+                    self._wake = None
+        except (OSError, ssl.SSLError) as error:
+            if self._closed:
+                return
+            # The peer may have answered, or said what it has not touched, before it hung up: the reading tells.
+            self._write_error = error
+            if isinstance(error, ssl.SSLError):
+                self._lost(error)
+            self._close_if_over()
+        except BaseException as error:
+            self._lost(error)
+            raise
+
+    def _gather(self) -> tuple[bytes, list[Exchange]]:
+        """Give the bytes to send next, and the exchanges that have a part in them."""
+        codec = self._codec
+        carried: list[Exchange] = []
+        data = codec.data_to_send() if codec.wants_send else b""
+        while self._pending and codec.open_streams < codec.streams_max and not codec.exhausted:
+            exchange = next(iter(self._pending))
+            del self._pending[exchange]
+            stream_id = codec.open(exchange.request, ended=not exchange.uploads)
+            self._open[stream_id] = exchange
+            exchange.opened(stream_id, self._written + len(data))
+            carried.append(exchange)
+            data += codec.data_to_send()
+            if len(data) >= limits.SEND_PIECE_BYTES:
+                break
+        if self._uploads:
+            data += self._gather_bodies(limits.SEND_PIECE_BYTES - len(data), carried)
+        self._written += len(data)
+        return data, carried
+
+    def _gather_bodies(self, room: int, carried: list[Exchange]) -> bytes:
+        """Let each body that waits send a frame in turn, until there is enough or none may go on."""
+        codec = self._codec
+        moved = True
+        while moved and room > 0:
+            moved = False
+            for exchange in list(self._uploads):
+                taken = exchange.take(min(codec.sendable(exchange.stream_id), max(room, 0)))
+                if taken is None:
+                    continue
+                piece, last = taken
+                codec.send_data(exchange.stream_id, piece, ended=last)
+                room -= len(piece) + 9
+                moved = True
+                carried.append(exchange)
+                if not exchange.has_more:
+                    del self._uploads[exchange]
+        return codec.data_to_send() if codec.wants_send else b""
+
+    # -- reading --------------------------------------------------------------------------------------------------
+    async def _read(self) -> None:
+        codec, stream = self._codec, self.stream
+        try:
+            while True:
+                data = await stream.receive()
+                if not data:
+                    self._lost(None)
+                    return
+                if self._checking is not None and self._ping_sent:
+                    self._answered()
+                for event in codec.receive_data(data):
+                    self._handle(event)
+                if codec.wants_send or self._pending:
+                    self._wake_writer()
+        except wire.ConnectionBroken as error:
+            if not self._closed:
+                with contextlib.suppress(Exception):
+                    self._send_last_words()
+            self._lost(error)
+        except (OSError, ssl.SSLError) as error:
+            self._lost(error)
+        except BaseException as error:
+            self._lost(error)
+            raise
+
+    def _answered(self) -> None:
+        if self._checking is not None and not self._checking.done():
+            self._checking.set_result(True)
+        self._checking = None
+
+    def _handle(self, event: wire.Event) -> None:
+        if isinstance(event, wire.Data):
+            exchange = self._open.get(event.stream_id)
+            if exchange is not None:
+                exchange.got_data(event.data, ended=event.ended)
+            else:
+                self._codec.consumed(0, len(event.data))  # of a stream that runs on unread: no new credit for it
+        elif isinstance(event, wire.Head):
+            exchange = self._open.get(event.stream_id)
+            if exchange is not None:
+                exchange.got_head(event.status, event.headers, ended=event.ended)
+        elif isinstance(event, wire.Changed):
+            self._wake_writer()
+        elif isinstance(event, wire.PingAck):
+            self._answered()
+        elif isinstance(event, wire.Late):
+            self._take_reset()
+        elif isinstance(event, wire.GoAway):
+            self._go_away(event)
+        else:
+            self._handle_rare(event)
+
+    def _handle_rare(self, event: wire.Event) -> None:
+        if not isinstance(event, wire.Interim | wire.Ended | wire.Reset | wire.Malformed):
+            return
+        exchange = self._open.get(event.stream_id)
+        if exchange is None:
+            if isinstance(event, wire.Malformed):
+                self._cancel(event.stream_id)
+        elif isinstance(event, wire.Interim):
+            exchange.got_interim()
+        elif isinstance(event, wire.Ended):
+            exchange.got_end()
+        elif isinstance(event, wire.Malformed):
+            exchange.fail(
+                errors.ProtocolViolation(
+                    f"{self.stream.peer}: the answer breaks HTTP: {event.what}",
+                    phase=exchange.phase,
+                    maybe_delivered=True,
+                )
+            )
+        else:
+            self._was_reset(exchange, event)
+
+    def _was_reset(self, exchange: Exchange, event: wire.Reset) -> None:
+        if event.code == ErrorCodes.ENHANCE_YOUR_CALM:
+            self._retired = True
+        phase = exchange.phase
+        # RFC 9113 section 8.7: REFUSED_STREAM says that nothing of the request was processed.
+        untouched = event.code == ErrorCodes.REFUSED_STREAM and phase is not Phase.BODY
+        what = "refused the request unprocessed" if untouched else "reset the stream"
+        exchange.fail(
+            errors.ReadError(
+                f"{self.stream.peer}: the peer {what} ({wire.code_name(event.code)})",
+                phase=phase,
+                maybe_delivered=not untouched,
+            )
+        )
+
+    def _go_away(self, event: wire.GoAway) -> None:
+        """Fail what the peer has not touched, and go on with the rest (RFC 9113 section 6.8)."""
+        self._going_away = True
+        name = wire.code_name(event.code)
+        untouched = [exchange for stream_id, exchange in self._open.items() if stream_id > event.last_stream_id]
+        for exchange in [*untouched, *self._pending]:
+            phase = exchange.phase
+            exchange.fail(
+                errors.ReadError(
+                    f"{self.stream.peer}: the peer is going away ({name}) and has not processed the request",
+                    phase=phase,
+                    maybe_delivered=phase is Phase.BODY,
+                )
+            )
+        self._close_if_over()

@@ -1,0 +1,497 @@
+"""How long one attempt of one request may take, phase by phase.
+
+    limits = policy.plan(shape, network, now, deadline=deadline, attempt=1, attempts=4, queue=queue)
+    ...                                      # limits.connect_s, .first_packet_s, .packet_gap_s, ...
+    policy.observe(Outcome(...), now)        # what became of it
+
+Four questions, as in Mars ("the thinking behind read and write time-outs", scheme two and three): the whole task, one
+attempt's reading and writing, the first packet, packet to packet; and connect and TLS before them. Mars's formula is
+the cold start; then what is measured takes over. `docs/explanation/timeouts.md` has the formulas and examples.
+
+What differs from Mars, and why:
+
+- Mars knows two classes of network and fixed numbers; here round trips and rates are measured per network and host.
+- Its Excellent works only where the server's cost is given as exactly 0, its Bad does nothing. Here the server's cost
+  is a term of its own in every state, and Bad is more patient.
+- With a server cost given its cap of 22 or 30 s no longer holds while without one it does; here no term is capped but
+  by the deadline, so that a larger request never has less time.
+- Its first-packet clock runs from the first byte, so a slow upload must be guessed; ours from the last byte taken by
+  the kernel, and sending has a silence time-out of its own.
+- Clocks are exact, not of one second.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from stormline.core import limits
+from stormline.policy.estimate import DurationSketch, RateWindow, sound
+from stormline.policy.quality import FAST_KINDS, NetworkQuality, State
+from stormline.policy.shape import ANSWER_BYTES_UNKNOWN, NO_QUEUE, Network, Pattern, Queue, RequestShape
+
+# -- cold start: Mars, stn/config.h and stn/src/task_profile.cc; (fast kinds, others) ----------------------------------
+COLD_FIRST_S: Final = (12.0, 15.0)
+"""First packet, without sizes."""
+COLD_FIRST_EXCELLENT_S: Final = (7.0, 10.0)
+"""The same on an excellent network."""
+COLD_BYTES_PER_S: Final = (12 * 1024.0, 4 * 1024.0)
+"""The slowest rate reckoned with. Also where round trips are measured but no rate is."""
+COLD_QUEUED_S: Final = (1.5, 3.0)
+"""For each request in flight before this one."""
+COLD_QUEUED_MAX: Final = 5
+"""How many of these count."""
+COLD_GAP_S: Final = (8.0, 12.0)
+"""Packet to packet."""
+TASK_ATTEMPT_S: Final = 20.0
+"""Whole task per attempt, without the server's cost: 15 + 5 s."""
+# -- ours --------------------------------------------------------------------------------------------------------------
+COLD_RTT_S: Final = (0.3, 1.0)
+"""Round trip reckoned with before one is measured: a far server; EDGE with a queue."""
+STATE_FACTOR: Final = {State.EXCELLENT: 1.0, State.EVALUATING: 1.5, State.BAD: 2.0}
+"""Patience by state of the network."""
+ATTEMPT_FACTORS: Final = (1.0, 1.5, 2.0)
+"""Patience by attempt, the last for all later ones: first short, retries longer (iQiyi's article on success rates)."""
+RTT_FACTOR: Final = 2.0
+"""A first packet may take twice the 99th percentile of the round trips."""
+RTO_FACTOR: Final = 3.0
+"""And one RTO and its double more: a packet lost twice (RFC 6298 section 5.5) is no dead path."""
+GAP_RTO_FACTOR: Final = 7.0
+"""Within a body three losses in a row are borne: RTO + 2 RTO + 4 RTO."""
+RTO_MIN_S: Final = 0.3
+"""Least RTO reckoned with: Linux' 0.2 s and a delayed acknowledgement."""
+RTO_VARIANCE_S: Final = 0.2
+"""What the kernel's RTO is above the round trip at least (Linux: `tcp_rto_min`)."""
+SYN_LOSSES_S: Final = 3.0
+"""Two SYNs lost: 1 + 2 s (RFC 6298 section 2.1)."""
+TLS_ROUND_TRIPS: Final = 2.0
+"""TLS 1.2's; TLS 1.3 needs one."""
+TLS_BYTES: Final = 6 * 1024
+"""A server's certificates and the rest of its handshake."""
+TLS_WORK_S: Final = 0.5
+"""Signatures on both sides, on busy machines."""
+RATE_SHARE: Final = 0.5
+"""Share of the measured rate that is counted on: others use the link too."""
+SHARE_GROWTH: Final = 1.5
+"""How much longer each attempt's share of the deadline is than the one before."""
+NEED_RTTS: Final = 4.0
+"""Round trips of an attempt from nothing: TCP, TLS 1.2, the question."""
+RATE_SAMPLE_BYTES_MIN: Final = 16 * 1024
+"""Less than this tells more of slow start than of the link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """The limits of one attempt, seconds, each above 0 and none longer than what is left of the whole task.
+
+    Attributes:
+        task_s: from now to the deadline that all attempts share; infinite where there is none.
+        first_by_s: from the attempt's start to the answer's first packet, connecting included; what is left after it
+            is worth another attempt. `task_s` where no other attempt would fit.
+        connect_s: one TCP connection.
+        tls_s: one TLS handshake.
+        send_gap_s: longest time in which the kernel takes nothing of a request that is being sent.
+        first_packet_s: from the last byte the kernel took to the first packet of the answer.
+        packet_gap_s: between two packets of the answer; None: silence is no failure (an idle stream).
+        read_write_s: from the first byte sent to the last received.
+        basis: how it was reckoned, for the call's story.
+    """
+
+    task_s: float
+    first_by_s: float
+    connect_s: float
+    tls_s: float
+    send_gap_s: float
+    first_packet_s: float
+    packet_gap_s: float | None
+    read_write_s: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one attempt. What was not measured is None; unsound numbers are dropped and counted.
+
+    Attributes:
+        network: where it went out.
+        host: its host.
+        path_class: its class.
+        answered: an answer came, whatever its status. False: the path failed (a time-out, refused, cut).
+        first_byte_s: from the last byte sent to the answer's first.
+        body_s: from the answer's first byte to its last.
+        total_s: from the first byte sent to the answer's last.
+        request_bytes: sent.
+        answer_bytes: received.
+        server_s: what the server says that it needed (`shape.server_timing_s`).
+        queued: other requests were in flight before it on the same link.
+        held: the server was asked to wait (long poll, stream): its waiting teaches nothing.
+    """
+
+    network: Network
+    host: str
+    path_class: str = ""
+    answered: bool
+    first_byte_s: float | None = None
+    body_s: float | None = None
+    total_s: float | None = None
+    request_bytes: int = 0
+    answer_bytes: int = 0
+    server_s: float | None = None
+    queued: bool = False
+    held: bool = False
+
+
+class _NetworkMemory:
+    __slots__ = ("down", "quality", "rtt", "up")
+
+    def __init__(self) -> None:
+        self.rtt = DurationSketch()
+        self.up = RateWindow()
+        self.down = RateWindow()
+        self.quality = NetworkQuality()
+
+
+class _PathMemory:
+    """What one class of one host's requests costs."""
+
+    __slots__ = ("answer_bytes", "cost")
+
+    def __init__(self) -> None:
+        self.cost = DurationSketch()
+        self.answer_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Measures:
+    """All numbers that one plan is made from."""
+
+    fast: bool
+    state: State
+    rtt_s: float | None  # the 99th percentile, widened
+    rtt_usual_s: float  # the 90th
+    up: float
+    down: float
+    cost_s: float
+    answer_bytes: int
+
+    @property
+    def rto_s(self) -> float:
+        return max(RTO_MIN_S, self.rtt_usual_s + RTO_VARIANCE_S)
+
+
+class TimeoutPolicy:
+    """Plans time-outs and learns from what became of them. One for a client; all tables are bounded.
+
+    Guarantees, whatever was observed: every time-out is above 0 and at most what is left until the deadline; a larger
+    request, a longer queue, slower round trips or a slower rate never shorten one.
+    """
+
+    __slots__ = ("_networks", "_paths", "_rtts", "dropped")
+
+    def __init__(self) -> None:
+        self._networks: OrderedDict[Network, _NetworkMemory] = OrderedDict()
+        self._rtts: OrderedDict[tuple[str, str], DurationSketch] = OrderedDict()
+        self._paths: OrderedDict[tuple[str, str], _PathMemory] = OrderedDict()
+        self.dropped = 0
+        """Samples that were not sound."""
+
+    # -- planning -----------------------------------------------------------------------------------------------------
+    def plan(
+        self,
+        shape: RequestShape,
+        network: Network,
+        now: float,
+        *,
+        deadline: float = math.inf,
+        attempt: int = 1,
+        attempts: int = 1,
+        queue: Queue = NO_QUEUE,
+    ) -> Timeouts | None:
+        """Give the limits of the attempt that begins now.
+
+        Args:
+            shape: the request.
+            network: where it goes out.
+            now: monotonic seconds.
+            deadline: when the caller's patience ends, for all attempts together.
+            attempt: 1 for the first.
+            attempts: the most there may be in all, this one and earlier ones included.
+            queue: what goes before it.
+
+        Returns:
+            None where less than `limits.TIMEOUT_MIN_S` is left: no attempt is worth beginning.
+        """
+        left = deadline - now
+        if not left >= limits.TIMEOUT_MIN_S:  # NaN is no time either
+            return None
+        measures = self._measure(shape, network, now)
+        patience = STATE_FACTOR[measures.state] * ATTEMPT_FACTORS[min(max(attempt, 1), len(ATTEMPT_FACTORS)) - 1]
+        moving = _moving_s(shape, queue, measures)
+        first = _first_s(measures, patience, queue) + measures.cost_s + moving
+        gap = _gap_s(measures, patience) + _size(queue.bytes_down) / measures.down
+        reading = measures.answer_bytes / measures.down
+        need = NEED_RTTS * measures.rtt_usual_s + RTO_FACTOR * measures.rto_s + measures.cost_s + moving
+        first_by, read_write = _share(left, need, attempts - attempt + 1), first + gap + reading + moving
+        packet_gap: float | None = gap
+        if shape.pattern is Pattern.LONG_POLL:
+            hold = sound(shape.hold_s, limits.SAMPLE_DURATION_S_MAX)
+            hold = limits.LONG_POLL_HOLD_S if hold is None else hold
+            first, read_write, first_by = first + hold, read_write + hold, left
+        elif shape.pattern is Pattern.STREAM:
+            # Some servers send the head with the first event only, so the head has the patience of the cold start.
+            first = max(first, COLD_FIRST_S[0 if measures.fast else 1] + measures.cost_s + moving)
+            first_by, read_write, packet_gap = left, left, None
+        elif shape.pattern in (Pattern.UPLOAD, Pattern.DOWNLOAD):
+            first_by, read_write = (left if shape.pattern is Pattern.UPLOAD else first_by), left
+        connect, tls = _set_up_s(measures, patience, queue)
+        return Timeouts(
+            task_s=left,
+            first_by_s=first_by,
+            connect_s=min(connect, first_by),
+            tls_s=min(tls, first_by),
+            send_gap_s=min(gap + _size(queue.bytes_up) / measures.up, left),
+            first_packet_s=min(first, first_by),
+            packet_gap_s=None if packet_gap is None else min(packet_gap, left),
+            read_write_s=min(read_write, left),
+            basis=_basis(measures),
+        )
+
+    def task_s(self, shape: RequestShape, attempts: int) -> float:
+        """Give the whole task's time where the caller names no deadline: Mars's, infinite for streams and large bodies.
+
+        (15 s + the server's cost + 5 s) for each attempt, at most `limits.CALL_DEADLINE_MAX_S`.
+        """
+        if shape.pattern in (Pattern.STREAM, Pattern.UPLOAD, Pattern.DOWNLOAD):
+            return math.inf
+        cost = sound(shape.server_cost_s, limits.SERVER_COST_S_MAX) or 0.0
+        if shape.pattern is Pattern.LONG_POLL:
+            cost += sound(shape.hold_s, limits.SAMPLE_DURATION_S_MAX) or limits.LONG_POLL_HOLD_S
+        return min((TASK_ATTEMPT_S + cost) * max(1, attempts), limits.CALL_DEADLINE_MAX_S)
+
+    def state(self, network: Network, now: float) -> State:
+        """Give how a network does."""
+        memory = self._networks.get(network)
+        return State.EVALUATING if memory is None else memory.quality.state(now)
+
+    def bytes_per_s(self, network: Network, now: float) -> tuple[float | None, float | None]:
+        """Give the measured rates up and down, None where not known."""
+        memory = self._networks.get(network)
+        return (None, None) if memory is None else (memory.up.bytes_per_s(now), memory.down.bytes_per_s(now))
+
+    def rtt_s(self, network: Network, host: str, share: float) -> float | None:
+        """Give a quantile of the round trips to `host`, else of its network's; None where none was measured."""
+        sketch = self._rtt_sketch(network, host)
+        return None if sketch is None else sketch.quantile(share)
+
+    def answer_bytes(self, shape: RequestShape) -> int:
+        """Give the size of answer to expect: as told, as learned for its path class, else 128 KB."""
+        if shape.answer_bytes is not None:
+            return _size(shape.answer_bytes)
+        path = self._paths.get((shape.host, shape.path_class))
+        learned = None if path is None else path.answer_bytes
+        return ANSWER_BYTES_UNKNOWN if learned is None else learned
+
+    def next_timer(self) -> float | None:
+        """None: nothing here happens by itself."""
+        return None
+
+    def _rtt_sketch(self, network: Network, host: str) -> DurationSketch | None:
+        own = self._rtts.get((network.id, host))
+        if own is not None and len(own):
+            return own
+        memory = self._networks.get(network)
+        return None if memory is None or not len(memory.rtt) else memory.rtt
+
+    def _measure(self, shape: RequestShape, network: Network, now: float) -> _Measures:
+        fast = network.kind in FAST_KINDS
+        kind = 0 if fast else 1
+        up, down = self.bytes_per_s(network, now)
+        sketch = self._rtt_sketch(network, shape.host)
+        usual = None if sketch is None else sketch.quantile(0.9)
+        cost = sound(shape.server_cost_s, limits.SERVER_COST_S_MAX)
+        path = self._paths.get((shape.host, shape.path_class))
+        if cost is None and path is not None:
+            cost = path.cost.quantile(0.95)
+        return _Measures(
+            fast=fast,
+            state=self.state(network, now),
+            rtt_s=None if sketch is None else sketch.upper(),
+            rtt_usual_s=COLD_RTT_S[kind] if usual is None else usual,
+            up=COLD_BYTES_PER_S[kind] if up is None else max(1.0, up * RATE_SHARE),
+            down=COLD_BYTES_PER_S[kind] if down is None else max(1.0, down * RATE_SHARE),
+            cost_s=cost or 0.0,
+            answer_bytes=self.answer_bytes(shape),
+        )
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+    def observe_rtt(self, network: Network, host: str, rtt_s: object, now: float) -> None:
+        """Take a bare round trip: a TCP handshake's, TCP_INFO's, an HTTP/2 PING's."""
+        sample = self._sound(rtt_s, limits.SAMPLE_DURATION_S_MAX)
+        if sample is not None:
+            self._network(network).rtt.observe(sample, now)
+            self._own(network, host).observe(sample, now)
+
+    def observe_rate(
+        self, network: Network, now: float, *, up_bytes_per_s: object = None, down_bytes_per_s: object = None
+    ) -> None:
+        """Take a rate that something else measured (TCP_INFO's delivery rate)."""
+        memory = self._network(network)
+        for given, window in ((up_bytes_per_s, memory.up), (down_bytes_per_s, memory.down)):
+            sample = None if given is None else self._sound(given, limits.SAMPLE_BYTES_PER_S_MAX)
+            if sample is not None:
+                window.observe(sample, now)
+
+    def observe(self, outcome: Outcome, now: float) -> None:
+        """Learn from an attempt that ended. Takes any numbers, raises nothing."""
+        network = self._network(outcome.network)
+        if not outcome.answered:
+            network.quality.observe_failure(outcome.host, now)
+            return
+        waited = self._optional(outcome.first_byte_s)
+        body = self._optional(outcome.body_s)
+        total = self._optional(outcome.total_s)
+        server = self._optional(outcome.server_s)
+        if server is not None and server > limits.SERVER_COST_S_MAX:
+            server = limits.SERVER_COST_S_MAX
+        path = self._path(outcome.host, outcome.path_class)
+        answer, request = _size(outcome.answer_bytes), _size(outcome.request_bytes)
+        # Large sizes are believed at once, small ones only bit by bit.
+        known = path.answer_bytes
+        path.answer_bytes = answer if known is None or answer >= known else known - (known - answer + 7) // 8
+        if body is not None and answer >= RATE_SAMPLE_BYTES_MIN:
+            # The first packets came a round trip before the last acknowledgement could speed up the rest.
+            rtt = self.rtt_s(outcome.network, outcome.host, 0.5) or 0.0
+            network.down.observe(min(answer / max(body + rtt, 0.001), limits.SAMPLE_BYTES_PER_S_MAX), now)
+        if outcome.held:
+            return
+        if waited is not None:
+            self._learn_wait(outcome, network, path, waited, server, now)
+        if total is not None:
+            own = server if server is not None else path.cost.quantile(0.5) or 0.0
+            fast = outcome.network.kind in FAST_KINDS
+            network.quality.observe_answer(outcome.host, request + answer, max(0.0, total - own), now, fast=fast)
+
+    def _learn_wait(
+        self,
+        outcome: Outcome,
+        network: _NetworkMemory,
+        path: _PathMemory,
+        waited: float,
+        server: float | None,
+        now: float,
+    ) -> None:
+        """Split the wait for the first packet into the server's part and the path's."""
+        least = 0.0
+        if server is not None:
+            path.cost.observe(min(server, waited), now)
+        else:
+            rtt = self.rtt_s(outcome.network, outcome.host, 0.25)
+            # Behind others, or on a bad network, a long wait says nothing of the server.
+            if rtt is not None and not outcome.queued and network.quality.state(now) is not State.BAD:
+                path.cost.observe(max(0.0, waited - rtt), now)
+            server, least = path.cost.quantile(0.5), rtt or 0.0
+        if server is not None:
+            on_path = max(least, waited - server)
+            network.rtt.observe(on_path, now)
+            self._own(outcome.network, outcome.host).observe(on_path, now)
+
+    def _sound(self, value: object, largest: float) -> float | None:
+        sample = sound(value, largest)
+        self.dropped += sample is None
+        return sample
+
+    def _optional(self, value: object) -> float | None:
+        return None if value is None else self._sound(value, limits.SAMPLE_DURATION_S_MAX)
+
+    def _network(self, network: Network) -> _NetworkMemory:
+        return _entry(self._networks, network, _NetworkMemory, limits.TIMEOUT_NETWORKS_MAX)
+
+    def _own(self, network: Network, host: str) -> DurationSketch:
+        return _entry(self._rtts, (network.id, host), DurationSketch, limits.TIMEOUT_HOSTS_MAX)
+
+    def _path(self, host: str, name: str) -> _PathMemory:
+        return _entry(self._paths, (host, name), _PathMemory, limits.TIMEOUT_HOSTS_MAX)
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def _entry(table: OrderedDict[_K, _V], key: _K, make: Callable[[], _V], most: int) -> _V:
+    """Give the entry of `key`, made where it is missing; the longest unused goes when there are more than `most`."""
+    entry = table.get(key)
+    if entry is None:
+        entry = table[key] = make()
+        if len(table) > most:
+            table.popitem(last=False)
+    else:
+        table.move_to_end(key)
+    return entry
+
+
+def _size(value: object) -> int:
+    """Give a size in bytes; 0 for what is none."""
+    return min(value, 2**53) if isinstance(value, int) and value > 0 else 0
+
+
+def _moving_s(shape: RequestShape, queue: Queue, measures: _Measures) -> float:
+    """Give how long what must move before the first packet can come keeps the link busy."""
+    own = min(_size(shape.request_bytes), limits.TIMEOUT_SEND_BUFFER_BYTES)
+    return (own + _size(queue.bytes_up)) / measures.up + _size(queue.bytes_down) / measures.down
+
+
+def _first_s(measures: _Measures, patience: float, queue: Queue) -> float:
+    """Give the path's part of the first packet's time."""
+    kind = 0 if measures.fast else 1
+    ahead = min(_size(queue.requests), COLD_QUEUED_MAX)
+    if measures.rtt_s is None:
+        cold = COLD_FIRST_EXCELLENT_S if measures.state is State.EXCELLENT else COLD_FIRST_S
+        return cold[kind] + ahead * COLD_QUEUED_S[kind]
+    floor = limits.TIMEOUT_FLOOR_FAST_S if measures.fast else limits.TIMEOUT_FLOOR_SLOW_S
+    measured = RTT_FACTOR * measures.rtt_s + RTO_FACTOR * measures.rto_s
+    return patience * max(floor, measured) + ahead * measures.rtt_usual_s
+
+
+def _gap_s(measures: _Measures, patience: float) -> float:
+    """Give the packet-to-packet time-out, without what is queued ahead."""
+    kind = 0 if measures.fast else 1
+    if measures.rtt_s is None:
+        return COLD_GAP_S[kind]
+    floor = limits.TIMEOUT_GAP_FAST_S_MIN if measures.fast else limits.TIMEOUT_GAP_SLOW_S_MIN
+    measured = patience * (RTT_FACTOR * measures.rtt_s + GAP_RTO_FACTOR * measures.rto_s)
+    return min(max(floor, measured), limits.TIMEOUT_GAP_S_MAX)
+
+
+def _set_up_s(measures: _Measures, patience: float, queue: Queue) -> tuple[float, float]:
+    """Give the time-outs of one TCP connection and one TLS handshake."""
+    ahead = _size(queue.bytes_up) / measures.up + _size(queue.bytes_down) / measures.down
+    connect = tls = limits.TIMEOUT_CONNECT_S_MAX
+    if measures.rtt_s is not None:
+        trip = patience * RTT_FACTOR * measures.rtt_s
+        connect = min(connect, trip + SYN_LOSSES_S)
+        lost = patience * RTO_FACTOR * measures.rto_s
+        tls = min(tls, TLS_ROUND_TRIPS * trip + lost + TLS_WORK_S + TLS_BYTES / measures.down)
+    return connect + ahead, tls + ahead
+
+
+def _share(left: float, need: float, attempts: int) -> float:
+    """Give the time in which this attempt must have shown life, so that the later ones have time of their own.
+
+    The shares grow by `SHARE_GROWTH` from attempt to attempt and fill the deadline. As many attempts are reckoned with
+    as leave this one what it needs on a path that works: cutting one short on a slow network buys nothing.
+    """
+    for count in range(min(attempts, limits.ATTEMPTS_MAX), 1, -1):
+        share = left * (SHARE_GROWTH - 1.0) / (SHARE_GROWTH**count - 1.0)
+        if share >= need:
+            return share
+    return left
+
+
+def _basis(measures: _Measures) -> str:
+    if measures.rtt_s is None:
+        return f"{measures.state}, nothing measured: cold start"
+    return (
+        f"{measures.state}, rtt {measures.rtt_usual_s * 1000:.0f} ms (p90), down {measures.down / 1024:.0f} KiB/s"
+        f" counted on, server {measures.cost_s * 1000:.0f} ms"
+    )

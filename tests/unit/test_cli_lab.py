@@ -1,0 +1,63 @@
+"""`stormline lab` where it needs no laboratory: refusals, lists and the report."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stormline.cli import main
+from stormline.lab import results
+from stormline.lab.results import Outcome, RunKey, Traffic, Trust
+
+
+@pytest.mark.parametrize("words", [["lab"], ["lab", "run", "--profile", "wifi"], ["lab", "validate"]])
+def test_lab_without_root_says_so_in_one_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert main.run(words) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.strip().splitlines()) == 1
+    assert "root" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        (["--profile", "nowhere"], "nowhere"),
+        (["--profile", "wifi", "--client", "netscape"], "netscape"),
+        (["--profile", "wifi", "--without", "hedge,magic"], "magic"),
+        (["--profile", "wifi", "--requests", "0"], "requests"),
+        (["--profile", "wifi", "--duration", "-3"], "duration"),
+    ],
+)
+def test_lab_run_unknown_word_is_named(words: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["lab", "run", *words]) == 1
+    assert word in capsys.readouterr().err
+
+
+def test_lab_list_shows_profiles_and_clients(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["lab", "list", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    names = {profile["name"] for profile in shown["profiles"] if profile["standard"]}
+    assert {"wifi", "elevator", "fake-wifi"} <= names
+    assert {"stormline", "httpx2", "pycurl"} <= {client["name"] for client in shown["clients"]}
+    assert main.run(["lab", "list"]) == 0
+    assert "elevator" in capsys.readouterr().out
+
+
+def test_lab_report_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = RunKey(profile="wifi", client="httpx2", seed=1, requests=1, duration_s=1.0)
+    traffic = Traffic(connections=1, bytes_up=1, bytes_down=1, duplicates=0)
+    results.append(tmp_path / "lab.jsonl", results.summarise(key, [Outcome(0, 0.1, "")], traffic, Trust()))
+    page = tmp_path / "deep" / "lab.html"
+    assert main.run(["lab", "report", "--in", str(tmp_path / "lab.jsonl"), "--out", str(page), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"report": str(page), "runs": 1, "distrusted": 0}
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_lab_report_without_results_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["lab", "report", "--in", str(tmp_path / "none.jsonl")]) == 1
+    assert "none.jsonl" in capsys.readouterr().err
