@@ -183,7 +183,7 @@ def test_change_fragments_follow_the_naming_rule() -> None:
 
 
 def test_locked_requirements_carry_hashes() -> None:
-    for name in ("dev.txt", "tools.txt"):
+    for name in ("dev.txt", "tools.txt", "peers.txt"):
         lines = [line for line in (ROOT / "requirements" / name).read_text().splitlines() if line.strip()]
         pins = [line for line in lines if not line.startswith(" ")]
         assert pins, name

@@ -74,6 +74,35 @@ def test_run_all_takes_what_the_file_has(tmp_path: Path) -> None:
     assert [event.what for event in told] == ["kept"]
 
 
+class Doubtful:
+    """Runs that the machine got in the way of: the first of each client, and all of niquests."""
+
+    def __init__(self, *_: object) -> None:
+        self.seen: list[RunKey] = []
+
+    def run_group(self, group: list[RunKey]) -> list[Result]:
+        found = []
+        for key in group:
+            late = key.client == "niquests" or key not in self.seen
+            wait_ms = 900.0 - 100 * self.seen.count(key) if late else 1.0
+            self.seen.append(key)
+            traffic = Traffic(connections=0, bytes_up=0, bytes_down=0, duplicates=0)
+            found.append(results.summarise(key, [], traffic, Trust(wait_max_ms=wait_ms)))
+        return found
+
+
+def test_run_all_repeats_once_what_is_not_to_be_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_Runner", Doubtful)
+    monkeypatch.setattr(clients, "python_for", lambda *_: Path(sys.executable))
+    keys = run.plan(["wifi"], ["httpx2", "niquests"], [1])
+    told = []
+    good, doubtful = run.run_all(keys, jobs=2, out=tmp_path / "lab.jsonl", environ={}, on_progress=told.append)
+    assert (good.distrust, good.wait_max_ms) == ("", 1.0)
+    assert "core: 800 ms" in doubtful.distrust  # the better one of both
+    assert [event.what for event in told] == ["again", "again", "result", "result"]
+    assert results.read(tmp_path / "lab.jsonl") == [good, doubtful]
+
+
 # -- clients ----------------------------------------------------------------------------------------------------------
 def test_clients_each_have_a_driver() -> None:
     assert all(client.driver.is_file() for client in clients.CLIENTS.values())

@@ -64,18 +64,20 @@ class Location(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(Location)
+_CLOCK_STEP_MS = 1
+"""Epochs are whole milliseconds."""
 
 
 class _Lease:
     """One session of this node, and the revision at which its entry was written last."""
 
-    __slots__ = ("due", "epoch", "fresh", "identity", "revision")
+    __slots__ = ("due", "epoch", "fresh", "identity", "opened_s", "revision")
 
     def __init__(self, identity: Identity, epoch: int, now: float) -> None:
         self.identity = identity
         self.epoch = epoch
         self.fresh = True  # just opened, and not announced yet
-        self.due = now
+        self.due = self.opened_s = now
         self.revision: int | None = None
 
 
@@ -270,11 +272,14 @@ class Directory:
             return await kv.create(key, self._value(lease))
         there = _read(entry.value)
         if there is not None and there.session != lease.identity.session:
-            # A session that has just come is the newest because the device is here; later only clocks can tell.
+            # A session that has just come is the newest because the device is here, unless another can have come while
+            # ours waited to be announced; later only clocks can tell.
+            waited_ms = (asyncio.get_running_loop().time() - lease.opened_s) * 1000 + _CLOCK_STEP_MS
+            clock_ahead = lease.fresh and there.epoch - lease.epoch > waited_ms
+            if (there.epoch > lease.epoch and not clock_ahead) or self._leases.get(key) is not lease:
+                return None
             if lease.fresh:
                 lease.epoch = max(lease.epoch, there.epoch + 1)
-            elif there.epoch > lease.epoch:
-                return None
         revision = await kv.update(key, self._value(lease), entry.revision)
         if there is not None and there.node != self._node:
             # So that it ends the older session now; without this it learns of it when it renews its lease.

@@ -603,8 +603,8 @@ LAB_NAT_TIMEOUT_S_MIN: Final = 1
 """Shortest memory of a NAT: the kernel counts whole seconds."""
 LAB_WAIT_P99_MS_MAX: Final = 25.0
 """How long a client waited for a core (p99): beyond it a run says more about the machine than about the client."""
-LAB_WAIT_MS_MAX: Final = 200.0
-"""The longest a client may wait for a core, and the servers' loop stand still: few of the times of a run reach it."""
+LAB_WAIT_MS_MAX: Final = 300.0
+"""The longest a client may wait for a core, or the servers' loop stand still: a tenth of an impatient patience."""
 LAB_SHAPER_LATE_MS_MAX: Final = 5.0
 """Lateness of packets (p99): a quarter of the shortest round trip of any profile."""
 LAB_LATE_END_S: Final = 0.25
@@ -640,10 +640,11 @@ RATE_EPOCHS_MAX: Final = 4
 RATE_MEMORY_S: Final = 300.0
 """Age at which a measured rate is forgotten: a person walks out of one cell into another."""
 TIMEOUT_NETWORKS_MAX: Final = 20
-"""Networks whose round trips, rates and state are remembered (Mars keeps as many for its heartbeat)."""
+"""Networks whose round trips, rates and state are remembered at least, twice as many at most (Mars keeps 20 for its
+heartbeat)."""
 TIMEOUT_HOSTS_MAX: Final = 20_000
-"""Hosts whose round trips are remembered, and (host, path class) pairs whose costs are; the longest unused goes first.
-With its addresses a host costs less than 1 KB."""
+"""Hosts whose round trips are remembered at least, and (host, path class) pairs whose costs are; twice as many at most,
+those unused for longest go first. All that is known of a host is less than 1 KB."""
 PATH_CLASS_CHARS_MAX: Final = 64
 """A path class: the method and up to three parts of the path."""
 TIMEOUT_FLOOR_FAST_S: Final = 1.0
@@ -675,10 +676,9 @@ QUALITY_WINDOW_S: Final = 300.0
 """Age at which such a result is forgotten (Mars: five minutes)."""
 
 # -- addresses --------------------------------------------------------------------------------------------------------
-ADDRESS_HOSTS_MAX: Final = 20_000
-"""(Network, host) pairs whose addresses have a history; the longest unused goes first."""
-ADDRESSES_PER_HOST_MAX: Final = 16
-"""Addresses of one host with a history: as many as one dial tries (`DIAL_CANDIDATES_MAX`)."""
+ADDRESS_RECORDS_MAX: Final = 20_000
+"""Addresses that keep their history at least (networks, hosts, ports and carriers apart), twice as many at most; those
+unused for longest go first."""
 ADDRESS_BAN_S: Final = 360.0
 """First ban of an address; each further failure adds as much (Mars: 6, 12, ... 30 min)."""
 ADDRESS_BAN_S_MAX: Final = 1800.0

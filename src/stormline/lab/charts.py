@@ -132,7 +132,7 @@ def timeline(lanes: Sequence[Lane], faults: Sequence[Fault], until_s: float, pat
     def x(time_s: float) -> float:
         return LANE_LABEL + scale * min(max(time_s, 0.0), until_s)
 
-    parts = []
+    parts: list[str] = []
     for fault, row in zip(ordered, rows, strict=True):
         begin, end, y = x(fault.at_s), x(fault.until_s), FAULT_ROW * row
         told = title(f"{fault.what}, {fault.at_s:.1f} to {min(fault.until_s, until_s):.1f} s")

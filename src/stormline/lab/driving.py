@@ -70,21 +70,24 @@ class Driver:
         self._on_line = on_line
         self._ready = threading.Event()
         self._log_path = folder / "stderr"
-        config = folder / "config.json"
-        config.write_text(
-            json.dumps(
-                {
-                    "base_url": base_url,
-                    "ca_file": str(ca_file),
-                    "schedule": [list(ask) for ask in schedule],
-                    "patience_s": patience_s,
-                    "options": dict(options or {}),
-                    "workload": workload.__file__,
-                    "query": query,
-                }
-            )
-        )
-        words = [str(clients.python_for(client, environ)), "-P", str(clients.HARNESS), str(client.driver), str(config)]
+        config = {
+            "base_url": base_url,
+            "ca_file": str(ca_file),
+            "schedule": [list(ask) for ask in schedule],
+            "patience_s": patience_s,
+            "options": dict(options or {}),
+            "workload": workload.__file__,
+            "query": query,
+        }
+        self._start(popen, clients.python_for(client, environ), config, environ, folder)
+
+    def _start(
+        self, popen: Popen, python: Path, config: Mapping[str, Any], environ: Mapping[str, str], folder: Path
+    ) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(config))
+        # -P: its folder stays off the module path, where drivers are named like the libraries they import.
+        words = [str(python), "-P", str(clients.HARNESS), str(self.client.driver), str(path)]
         theirs_in, self._stdin = os.pipe()
         ours_out, theirs_out = os.pipe()
         try:

@@ -248,7 +248,11 @@ def _remove(name: str) -> None:
             break  # dead and not yet collected by its parent
         time.sleep(limits.LAB_CLEANUP_PAUSE_S)
     if (NETNS_FOLDER / name).exists():
-        _run(["ip", "netns", "delete", name], f"cannot remove namespace {name}")
+        try:
+            _run(["ip", "netns", "delete", name], f"cannot remove namespace {name}")
+        except errors.PlatformError:
+            if (NETNS_FOLDER / name).exists():  # else another stage cleaned up at the same moment
+                raise
     shutil.rmtree(_ETC / name, ignore_errors=True)
 
 

@@ -264,11 +264,13 @@ _TRAPS: Final = (
     ),
     Profile(
         name="trap-concurrency",
-        about="Failures rise with requests in flight: the origin works 0.3 s on each, takes 4 side by side, and each "
-        "more adds 10 points of chance that a new one never gets an answer; 480 requests; unthinking repeats make it "
-        "worse.",
+        about="Failures rise with requests in flight: the origin works 0.4 s on each, takes 2 side by side, and each "
+        "more adds 8 points of chance that a new one keeps its place for 3 s and ends with 503; 480 requests; retries "
+        "make it worse, a bound on what is in flight heals it.",
         wifi=_4G,
-        server=ServerSpec(behaviour=Behaviour(in_flight_free=4, in_flight_pct=10, in_flight_hold_s=0.3)),
+        server=ServerSpec(
+            behaviour=Behaviour(in_flight_free=2, in_flight_pct=8, in_flight_hold_s=0.4, in_flight_stall_s=3.0)
+        ),
         requests=480,
     ),
     Profile(

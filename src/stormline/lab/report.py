@@ -292,7 +292,7 @@ def _timelines(found: Sequence[Result], table: Table) -> str:
             charts.Lane(label, table.colour(label), runs[label].outcomes) for label in table.labels if label in runs
         ]
         first = next(iter(runs.values()))
-        drawing = charts.timeline(lanes, first.events, first.duration_s + workload.PATIENCE_S, workload.PATIENCE_S)
+        drawing = charts.timeline(lanes, first.events, first.duration_s, workload.PATIENCE_S)
         told = f'{html.escape(profile)} <span class="about">{html.escape(_about(profile))} Seed {seed}.</span>'
         drawn.append(
             f"<details{' open' if profile == widest else ''}><summary>{told}</summary>"

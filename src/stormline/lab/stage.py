@@ -107,7 +107,7 @@ class Stage:
         """Shaper and origin take commands of one thread at a time."""
         self._stop = threading.Event()
         self._runner: threading.Thread | None = None
-        self._failure: errors.StormlineError | None = None
+        self._failure: Exception | None = None
         self._hosts = _FIRST_FREE_HOST
         self._begun: m.Statistics | None = None
 
@@ -282,7 +282,7 @@ class Stage:
             try:
                 with self._lock:
                     act()
-            except errors.StormlineError as error:
+            except Exception as error:  # whatever it is: the run is not what its profile says
                 self._failure = error
                 return
 
@@ -302,7 +302,7 @@ class Stage:
             raise errors.ConfigError("a stage that has not begun cannot finish")
         self._halt()
         if self._failure is not None:
-            raise errors.PlatformError(f"an event of the run failed: {self._failure}") from self._failure
+            raise errors.PlatformError(f"an event of the run failed: {self._failure!r}") from self._failure
         seen, passed = self.origin.report(), self.shaper.statistics()
         up = _offered(passed, m.Direction.UP) - _offered(self._begun, m.Direction.UP)
         down = _offered(passed, m.Direction.DOWN) - _offered(self._begun, m.Direction.DOWN)

@@ -7,6 +7,7 @@ others is exact by the stream's count of bytes.
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Callable
 from typing import Final
@@ -19,6 +20,8 @@ from stormline.net.stream import Stream, reason_of
 from stormline.outbound import http2_codec as wire
 from stormline.outbound.http2_exchange import Bounds, Exchange
 from stormline.outbound.messages import HttpResponse
+
+_log: Final = logging.getLogger("stormline.outbound")
 
 
 class Http2Connection:
@@ -81,10 +84,6 @@ class Http2Connection:
     def closed(self) -> bool:
         """True where it is over."""
         return self._closed
-
-    def is_stale(self) -> bool:
-        """Say, without waiting, whether the peer has ended it, as far as that is known here: do not use it then."""
-        return self.retired or self.stream.is_readable()
 
     async def check(self, timeout_s: float) -> bool:
         """Ask whether the peer is still there: True once it answers a PING, or sends anything at all after it.
@@ -239,10 +238,9 @@ class Http2Connection:
         self._pending.pop(exchange, None)
         self._uploads.pop(exchange, None)
         if self._open.pop(exchange.stream_id, None) is not None and not self._closed:
-            if exchange.complete:
-                self._codec.reset(exchange.stream_id, ErrorCodes.NO_ERROR)  # only where our body is not all out
-            elif self._codec.is_open(exchange.stream_id):
-                self._cancel(exchange.stream_id)
+            if self._codec.is_open(exchange.stream_id):
+                # A whole answer that leaves the stream open came before our body was out (RFC 9113 section 8.1).
+                self._reset(exchange.stream_id, ErrorCodes.NO_ERROR if exchange.complete else ErrorCodes.CANCEL)
             if self._pending or self._codec.wants_send:
                 self._wake_writer()
         if not self._open and not self._pending:
@@ -250,16 +248,23 @@ class Http2Connection:
         exchange.tell_done(not self.retired)
         self._close_if_over()
 
-    def _cancel(self, stream_id: int) -> None:
+    def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         """Reset a stream if we may reset another so soon; else let it run on unread, and take no more requests.
 
         A stream that runs on stalls when its window is used up. The connection is closed after the last request that
         somebody still waits for, which ends it too, with no reset for a server to count.
         """
         if self._take_reset():
-            self._codec.reset(stream_id, ErrorCodes.CANCEL)
-        else:
+            self._codec.reset(stream_id, code)
+        elif not self._retired:
             self._retired = True
+            _log.debug("retiring the HTTP/2 connection to %s: too many requests were given up", self.stream.peer)
+            self._refuse_pending("the connection takes no more requests")
+
+    def _refuse_pending(self, why: str) -> None:
+        """Fail what has no stream yet, so that it can go elsewhere."""
+        for exchange in list(self._pending):
+            exchange.fail(errors.WriteError(f"{self.stream.peer}: {why}", phase=Phase.QUEUED, maybe_delivered=False))
 
     def _take_reset(self) -> bool:
         now = self._loop.time()
@@ -281,8 +286,9 @@ class Http2Connection:
             while not self._closed:
                 data, carried = self._gather()
                 if data:
+                    pinging = self._checking is not None
                     await self.stream.send_all(data)
-                    self._ping_sent = True
+                    self._ping_sent = pinging
                     for exchange in carried:
                         exchange.sent()
                 else:
@@ -296,6 +302,7 @@ class Http2Connection:
             self._write_error = error
             if isinstance(error, ssl.SSLError):
                 self._lost(error)
+            self._refuse_pending(f"sending broke off: {reason_of(error)}")
             self._close_if_over()
         except BaseException as error:
             self._lost(error)
@@ -399,7 +406,7 @@ class Http2Connection:
         exchange = self._open.get(event.stream_id)
         if exchange is None:
             if isinstance(event, wire.Malformed):
-                self._cancel(event.stream_id)
+                self._reset(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
         elif isinstance(event, wire.Interim):
             exchange.got_interim()
         elif isinstance(event, wire.Ended):
@@ -434,8 +441,7 @@ class Http2Connection:
         """Fail what the peer has not touched, and go on with the rest (RFC 9113 section 6.8)."""
         self._going_away = True
         name = wire.code_name(event.code)
-        untouched = [exchange for stream_id, exchange in self._open.items() if stream_id > event.last_stream_id]
-        for exchange in [*untouched, *self._pending]:
+        for exchange in [exchange for number, exchange in self._open.items() if number > event.last_stream_id]:
             phase = exchange.phase
             exchange.fail(
                 errors.ReadError(
@@ -444,4 +450,5 @@ class Http2Connection:
                     maybe_delivered=phase is Phase.BODY,
                 )
             )
+        self._refuse_pending(f"the peer is going away ({name})")
         self._close_if_over()

@@ -135,6 +135,7 @@ class Exchange:
         self.stream_id, self.mark = stream_id, mark
         self._moved_at = self._loop.time()
         self._on_stage(Phase.SEND.value)
+        self._watch()
         if not self.uploads:
             return
         body = self.request.body
@@ -166,7 +167,7 @@ class Exchange:
     def sent(self) -> None:
         """Note that the kernel has all that was taken so far."""
         self._moved_at = self._loop.time()
-        if self._out is not None:
+        if self._out is not None or self.finished:
             return
         if self._out_taken is not None and not self._out_taken.done():
             self._out_taken.set_result(None)

@@ -3,11 +3,11 @@
     order = book.plan(network_id, host, candidates, now, left={address that just failed})
     book.observe(AddressOutcome(...), now)
 
-Mars's start (`stn/src/simple_ipport_sort.cc`): the last eight verdicts in a shift register, a ban at three failures, six
-minutes more for each further one up to thirty, a record's life of a day. Changed:
+The start is Mars's (`stn/src/simple_ipport_sort.cc`): the last eight verdicts in a shift register, a ban at three
+failures, six minutes more for each further one up to thirty, a record's life of a day. Changed:
 
-- a ban needs proof that the network itself worked since the failures began; in a blackout every address fails and none
-  is to blame;
+- a failure counts only where something else worked on the same network while it was tried or shortly after: in a
+  blackout every address fails and none is to blame;
 - an address that lost a race was slower, not broken, and is not charged (Mars books it as timed out);
 - parole: after half a minute (doubling) a banned address may be tried once, behind the others; Mars waits out the ban;
 - never all: where every address is banned, all are used, the one whose ban ends first in front;
@@ -16,12 +16,14 @@ minutes more for each further one up to thirty, a record's life of a day. Change
 """
 
 import enum
-from collections import OrderedDict
+import math
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from stormline.core import limits
 from stormline.policy.estimate import sound
+from stormline.policy.recent import RecentTable
 
 HISTORY_BITS: Final = 8
 """Verdicts in an address's register (Mars)."""
@@ -29,6 +31,13 @@ BAN_FAILURES: Final = 3
 """Failures among them from which an address is banned (Mars)."""
 FAMILY_LOSSES: Final = 2
 """Losses in a row to the other family after which a family is second: one can be chance."""
+PROOF_S: Final = 5.0
+"""How long after a failure something else may still prove that the network worked: the retry elsewhere."""
+SPAN_GAP_S: Final = 1.0
+"""Signs of a working network this close together are one span of time."""
+SPANS_MAX: Final = 16
+"""Spans remembered per network; a failure waits `PROOF_S` for its proof, no longer."""
+_Key = tuple[str, str, str, int, str]  # network, host, address, port, carrier
 _MASK: Final = (1 << HISTORY_BITS) - 1
 
 
@@ -71,6 +80,7 @@ class AddressOutcome(NamedTuple):
         candidate: what was tried.
         verdict: what became of it.
         connect_s: how long TCP and TLS took, where they stood; unsound values are dropped.
+        tried_s: how long a failed one was tried; unsound values are dropped.
     """
 
     network_id: str
@@ -78,6 +88,7 @@ class AddressOutcome(NamedTuple):
     candidate: Candidate
     verdict: Verdict
     connect_s: float | None = None
+    tried_s: float | None = None
 
 
 class Ranked(NamedTuple):
@@ -97,13 +108,16 @@ class Ranked(NamedTuple):
 class _Record:
     """One address's history; see the module."""
 
-    __slots__ = ("ban_until", "connect_s", "failed_at", "failing_since", "parole_at", "paroles", "register", "seen_at")
+    __slots__ = ("ban_until", "connect_s", "failed_at", "parole_at", "paroles", "register", "seen_at", "unproved_from")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.register = 0
-        self.seen_at = now
-        self.failed_at: float | None = None
-        self.failing_since: float | None = None
+        self.seen_at = -math.inf
+        self.failed_at: float | None = None  # the last verdict was a failure, then
+        self.unproved_from: float | None = None  # that failure does not count yet; it was tried from then on
         self.ban_until: float | None = None
         self.parole_at: float | None = None
         self.paroles = 0
@@ -114,26 +128,35 @@ class _Record:
         return self.register.bit_count()
 
 
-class _Family:
-    """Which family goes first on one network."""
+class _NetworkMemory:
+    """When a network worked, and which family goes first on it."""
 
-    __slots__ = ("losses", "probing_until", "second_until", "worked_at")
+    __slots__ = ("losses", "probing_until", "second_until", "worked")
 
     def __init__(self) -> None:
         self.losses = 0
         self.second_until: float | None = None  # IPv6 is second until then
         self.probing_until: float | None = None
-        self.worked_at: float | None = None  # anything worked on this network
+        self.worked: deque[tuple[float, float]] = deque(maxlen=SPANS_MAX)
+
+    def observe_worked(self, now: float) -> None:
+        if self.worked and 0.0 <= now - self.worked[-1][1] <= SPAN_GAP_S:
+            self.worked[-1] = (self.worked[-1][0], now)
+        else:
+            self.worked.append((now, now))
+
+    def worked_within(self, start: float, end: float) -> bool:
+        return any(first <= end and last >= start for first, last in self.worked)
 
 
 class AddressBook:
-    """Histories of addresses. One for a client; bounded, the longest unused host goes first."""
+    """Histories of addresses. One for a client; bounded, those unused for longest go first."""
 
-    __slots__ = ("_hosts", "_networks", "dropped")
+    __slots__ = ("_networks", "_records", "dropped")
 
     def __init__(self) -> None:
-        self._hosts: OrderedDict[tuple[str, str], dict[Candidate, _Record]] = OrderedDict()
-        self._networks: OrderedDict[str, _Family] = OrderedDict()
+        self._records = RecentTable[_Key, _Record](limits.ADDRESS_RECORDS_MAX, _Record)
+        self._networks = RecentTable[str, _NetworkMemory](limits.TIMEOUT_NETWORKS_MAX, _NetworkMemory)
         self.dropped = 0
         """Samples that were not sound."""
 
@@ -156,59 +179,52 @@ class AddressBook:
             left: what this request has failed on already; goes last.
 
         Returns:
-            The good ones by families in turn; then one on parole; then what the request has left. Banned ones without
-            parole are left out unless nothing else is there. Never empty where `candidates` is not.
+            The good ones by families in turn; then one on parole; where there is neither, the banned ones, soonest free
+            first; then what the request has left. Never empty where `candidates` is not.
         """
-        records = self._hosts.get((network_id, host), {})
         unique = list(dict.fromkeys(candidates))
-        family = self._networks.get(network_id)
+        records = {each: self._find(network_id, host, each, now) for each in unique}
+        network = self._networks.find(network_id)
         good, parole, banned = [], [], []
         for candidate in (each for each in unique if each not in left):
-            record = records.get(candidate)
-            if record is None or not self._banned(record, family, now):
+            record = records[candidate]
+            if record is not None and network is not None:
+                self._settle(record, network, now)
+            if record is None or record.ban_until is None or now >= record.ban_until:
                 good.append(candidate)
             elif record.parole_at is not None and now >= record.parole_at:
-                parole.append(candidate)
+                parole.append((candidate, record))
             else:
-                banned.append(candidate)
-        good.sort(key=lambda each: _rank(records.get(each), now))
+                banned.append((record.ban_until, candidate, record))
+        good.sort(key=lambda each: _rank(records[each], now))
         first = self._first_family(network_id, {each.family for each in good}, now)
-        order = [Ranked(each, False, _why(records.get(each))) for each in _interleave(good, first)]
-        for candidate in parole[:1]:
-            record = records[candidate]
+        order = [Ranked(each, False, _why(records[each])) for each in _interleave(good, first)]
+        for candidate, record in parole[:1]:
             self._begin_parole(record, now)
             order.append(Ranked(candidate, True, f"on parole, {_why(record)}"))
-        order += [Ranked(each, False, "left by this request") for each in unique if each in left]
         if not order:
-            soonest = sorted(banned, key=lambda each: records[each].ban_until or 0.0)
-            order = [Ranked(each, True, f"nothing else is left, {_why(records[each])}") for each in soonest]
-        return order
+            banned.sort(key=lambda each: each[0])
+            order = [Ranked(each, True, f"nothing else is left, {_why(record)}") for _, each, record in banned]
+        return order + [Ranked(each, False, "left by this request") for each in unique if each in left]
 
     def observe(self, outcome: AddressOutcome, now: float) -> None:
         """Learn from one verdict. Raises nothing."""
-        family = self._family(outcome.network_id)
-        records = self._records(outcome.network_id, outcome.host)
-        record = records.get(outcome.candidate)
-        if record is None:
-            if outcome.verdict is Verdict.OUTRUN:
-                self._learn_family(family, outcome, now)
-                return
-            record = self._add(records, outcome.candidate, now)
-        elif now - record.seen_at >= limits.ADDRESS_MEMORY_S:
-            record = records[outcome.candidate] = _Record(now)
-        record.seen_at = now
-        if outcome.connect_s is not None:
-            sample = sound(outcome.connect_s, limits.SAMPLE_DURATION_S_MAX)
-            self.dropped += sample is None
-            if sample is not None:
-                known = record.connect_s
-                record.connect_s = sample if known is None else known + (sample - known) / 4.0
+        network = self._networks.use(outcome.network_id)
+        record = self._find(outcome.network_id, outcome.host, outcome.candidate, now)
+        if record is None and outcome.verdict is Verdict.OUTRUN:
+            self._learn_family(network, outcome, now)
+            return
+        record = self._use(outcome.network_id, outcome.host, outcome.candidate, now)
+        sample = self._sound(outcome.connect_s)
+        if sample is not None:
+            known = record.connect_s
+            record.connect_s = sample if known is None else known + (sample - known) / 4.0
         if outcome.verdict is Verdict.WORKED:
-            family.worked_at = now
+            network.observe_worked(now)
             self._forgive(record)
         elif outcome.verdict is Verdict.FAILED:
-            self._charge(record, now)
-        self._learn_family(family, outcome, now)
+            self._charge(record, network, now, self._sound(outcome.tried_s) or 0.0)
+        self._learn_family(network, outcome, now)
 
     def ban(self, network_id: str, host: str, candidate: Candidate, now: float, span_s: float) -> None:
         """Ban an address because dispatch or its server said so, at most for `limits.ADDRESS_BAN_S_MAX`."""
@@ -216,11 +232,10 @@ class AddressBook:
         if span is None:
             self.dropped += 1
             return
-        records = self._records(network_id, host)
-        record = records.get(candidate) or self._add(records, candidate, now)
+        record = self._use(network_id, host, candidate, now)
         record.register = _MASK
-        record.failing_since = None  # told, not guessed: it needs no proof
-        record.failed_at = record.seen_at = now
+        record.unproved_from = None
+        record.failed_at = now
         record.ban_until = now + min(span, limits.ADDRESS_BAN_S_MAX)
         record.parole_at = None
 
@@ -229,25 +244,28 @@ class AddressBook:
         return None
 
     # -- one record ---------------------------------------------------------------------------------------------------
-    def _banned(self, record: _Record, family: _Family | None, now: float) -> bool:
-        if record.ban_until is None or now >= record.ban_until:
-            return False
-        since = record.failing_since
-        if since is None:
-            return True
-        return family is not None and family.worked_at is not None and family.worked_at >= since
-
-    def _charge(self, record: _Record, now: float) -> None:
+    def _charge(self, record: _Record, network: _NetworkMemory, now: float, tried_s: float) -> None:
+        self._settle(record, network, now)
         if record.failed_at is not None and 0.0 <= now - record.failed_at < limits.ADDRESS_FAILURE_SPAN_S:
             return
-        record.register = (record.register << 1 | 1) & _MASK
         record.failed_at = now
-        if record.failing_since is None and record.ban_until is None:
-            record.failing_since = now
-        if record.failures >= BAN_FAILURES:
-            steps = record.failures - BAN_FAILURES + 1
-            record.ban_until = now + min(limits.ADDRESS_BAN_S * steps, limits.ADDRESS_BAN_S_MAX)
-            self._begin_parole(record, now)
+        record.unproved_from = now - tried_s
+        self._settle(record, network, now)
+
+    def _settle(self, record: _Record, network: _NetworkMemory, now: float) -> None:
+        """Count the last failure where the network has been seen to work, forget it where it has not in time."""
+        if record.unproved_from is None or record.failed_at is None:
+            return
+        if network.worked_within(record.unproved_from, record.failed_at + PROOF_S):
+            record.unproved_from = None
+            record.register = (record.register << 1 | 1) & _MASK
+            if record.failures >= BAN_FAILURES:
+                span = limits.ADDRESS_BAN_S * (record.failures - BAN_FAILURES + 1)
+                record.ban_until = record.failed_at + min(span, limits.ADDRESS_BAN_S_MAX)
+                if record.parole_at is None:
+                    self._begin_parole(record, record.failed_at)
+        elif now > record.failed_at + PROOF_S:
+            record.unproved_from = None
 
     def _begin_parole(self, record: _Record, now: float) -> None:
         """Set the moment of the next try: later each time, also where nobody tells what became of this one."""
@@ -256,13 +274,20 @@ class AddressBook:
 
     def _forgive(self, record: _Record) -> None:
         record.register = record.register << 1 & _MASK
-        record.failing_since = record.ban_until = record.parole_at = None
+        record.failed_at = record.unproved_from = record.ban_until = record.parole_at = None
         record.paroles = 0
+
+    def _sound(self, value: object) -> float | None:
+        if value is None:
+            return None
+        sample = sound(value, limits.SAMPLE_DURATION_S_MAX)
+        self.dropped += sample is None
+        return sample
 
     # -- families -----------------------------------------------------------------------------------------------------
     def _first_family(self, network_id: str, families: set[int], now: float) -> int:
         """Give the family with the head start; where IPv6's time as second is over, one request finds out."""
-        memory = self._networks.get(network_id)
+        memory = self._networks.find(network_id)
         if len(families) < 2 or memory is None or memory.second_until is None:
             return 6
         if now < memory.second_until:
@@ -272,54 +297,39 @@ class AddressBook:
         memory.probing_until = now + limits.FAMILY_PROBE_S
         return 6
 
-    def _learn_family(self, memory: _Family, outcome: AddressOutcome, now: float) -> None:
+    def _learn_family(self, memory: _NetworkMemory, outcome: AddressOutcome, now: float) -> None:
         if outcome.candidate.family == 4:
             return
         if outcome.verdict is Verdict.WORKED:
             memory.losses = 0
             memory.second_until = memory.probing_until = None
             return
+        if outcome.verdict is Verdict.FAILED and not memory.worked_within(now - PROOF_S, now):
+            return  # the network may be dark, which says nothing of IPv6
         memory.losses += 1
         if memory.losses >= FAMILY_LOSSES and (memory.second_until is None or now >= memory.second_until):
             memory.second_until = now + limits.FAMILY_REPROBE_S
             memory.probing_until = None
 
     # -- tables -------------------------------------------------------------------------------------------------------
-    def _family(self, network_id: str) -> _Family:
-        memory = self._networks.get(network_id)
-        if memory is None:
-            memory = self._networks[network_id] = _Family()
-            if len(self._networks) > limits.TIMEOUT_NETWORKS_MAX:
-                self._networks.popitem(last=False)
-        else:
-            self._networks.move_to_end(network_id)
-        return memory
+    def _find(self, network_id: str, host: str, candidate: Candidate, now: float) -> _Record | None:
+        record = self._records.find((network_id, host, *candidate))
+        return None if record is None or now - record.seen_at >= limits.ADDRESS_MEMORY_S else record
 
-    def _records(self, network_id: str, host: str) -> dict[Candidate, _Record]:
-        key = (network_id, host)
-        records = self._hosts.get(key)
-        if records is None:
-            records = self._hosts[key] = {}
-            if len(self._hosts) > limits.ADDRESS_HOSTS_MAX:
-                self._hosts.popitem(last=False)
-        else:
-            self._hosts.move_to_end(key)
-        return records
-
-    def _add(self, records: dict[Candidate, _Record], candidate: Candidate, now: float) -> _Record:
-        if len(records) >= limits.ADDRESSES_PER_HOST_MAX:
-            del records[min(records, key=lambda each: records[each].seen_at)]
-        record = records[candidate] = _Record(now)
+    def _use(self, network_id: str, host: str, candidate: Candidate, now: float) -> _Record:
+        record = self._records.use((network_id, host, *candidate))
+        if now - record.seen_at >= limits.ADDRESS_MEMORY_S:
+            record.clear()
+        record.seen_at = now
         return record
 
 
-def _rank(record: _Record | None, now: float) -> tuple[int, float, int]:
-    """Order good candidates: what failed last behind what did not, then by speed in steps of a factor of two."""
-    if record is None or now - record.seen_at >= limits.ADDRESS_MEMORY_S:
-        return (0, 0.0, 1)
-    # An unknown address stands with the quick ones, but behind them: one that is known to work wins.
-    pace = 0 if record.connect_s is None else max(0, (round(record.connect_s * 1000.0) // 50).bit_length())
-    return (record.failures if record.register & 1 else 0, float(pace), 0)
+def _rank(record: _Record | None, now: float) -> tuple[bool, bool, int]:
+    """Order good candidates: what failed last goes behind, what is known to work ahead, by pace in factors of two."""
+    if record is None:
+        return (False, True, 0)
+    failing = record.failed_at is not None and now - record.failed_at < limits.ADDRESS_BAN_S
+    return (failing, False, 0 if record.connect_s is None else (round(record.connect_s * 1000.0) // 50).bit_length())
 
 
 def _interleave(candidates: list[Candidate], first: int) -> list[Candidate]:

@@ -3,9 +3,9 @@
     verdict = budget.plan(host, now)         # may this request be sent again?
     budget.observe_request(host, now)        # each first attempt earns a tenth of a retry
 
-The share of 10 % is that of the Site Reliability Engineering book (chapter 21, "Handling overload"); a burst and a floor
-beside it are Finagle's (`RetryBudget`: TTL, minimum retries per second, percentage). Limits on repeated payloads and on
-bytes are Mars's anti-avalanche (`stn/src/{frequency,flow}_limit.cc`), with the time to wait said to the caller.
+The share of 10 % is that of the book "Site Reliability Engineering" (chapter 21, "Handling Overload"); a burst and a
+floor beside it are as in Finagle's `RetryBudget`. Limits on repeated payloads and on bytes are Mars's anti-avalanche
+(`stn/src/{frequency,flow}_limit.cc`), with the time to wait said to the caller.
 """
 
 from collections import OrderedDict
@@ -139,9 +139,7 @@ def repetition_limit() -> RateLimiter:
     `take` gives the seconds to wait. Mars refuses the 106th send within the hour; here sends are earned back, so that
     polling once a second goes on for ever.
     """
-    return RateLimiter(
-        rate_per_s=limits.REPEAT_RATE_PER_S, burst=limits.REPEAT_BURST, keys_max=limits.REPEAT_KEYS_MAX
-    )
+    return RateLimiter(rate_per_s=limits.REPEAT_RATE_PER_S, burst=limits.REPEAT_BURST, keys_max=limits.REPEAT_KEYS_MAX)
 
 
 class FlowLimit:

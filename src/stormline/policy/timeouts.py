@@ -21,14 +21,13 @@ What differs from Mars, and why:
 """
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from stormline.core import limits
 from stormline.policy.estimate import DurationSketch, RateWindow, sound
 from stormline.policy.quality import FAST_KINDS, NetworkQuality, State
+from stormline.policy.recent import RecentTable
 from stormline.policy.shape import ANSWER_BYTES_UNKNOWN, NO_QUEUE, Network, Pattern, Queue, RequestShape
 
 # -- cold start: Mars, stn/config.h and stn/src/task_profile.cc; (fast kinds, others) ----------------------------------
@@ -47,8 +46,8 @@ COLD_GAP_S: Final = (8.0, 12.0)
 TASK_ATTEMPT_S: Final = 20.0
 """Whole task per attempt, without the server's cost: 15 + 5 s."""
 # -- ours --------------------------------------------------------------------------------------------------------------
-COLD_RTT_S: Final = (0.3, 1.0)
-"""Round trip reckoned with before one is measured: a far server; EDGE with a queue."""
+COLD_RTT_S: Final = (0.3, 0.7)
+"""Round trip reckoned with before one is measured: a far server; EDGE."""
 STATE_FACTOR: Final = {State.EXCELLENT: 1.0, State.EVALUATING: 1.5, State.BAD: 2.0}
 """Patience by state of the network."""
 ATTEMPT_FACTORS: Final = (1.0, 1.5, 2.0)
@@ -152,13 +151,13 @@ class _NetworkMemory:
         self.quality = NetworkQuality()
 
 
-class _PathMemory:
-    """What one class of one host's requests costs."""
+class _PathMemory(DurationSketch):
+    """What one class of one host's requests costs its server, and how large the answers are."""
 
-    __slots__ = ("answer_bytes", "cost")
+    __slots__ = ("answer_bytes",)
 
     def __init__(self) -> None:
-        self.cost = DurationSketch()
+        super().__init__()
         self.answer_bytes: int | None = None
 
 
@@ -190,9 +189,9 @@ class TimeoutPolicy:
     __slots__ = ("_networks", "_paths", "_rtts", "dropped")
 
     def __init__(self) -> None:
-        self._networks: OrderedDict[Network, _NetworkMemory] = OrderedDict()
-        self._rtts: OrderedDict[tuple[str, str], DurationSketch] = OrderedDict()
-        self._paths: OrderedDict[tuple[str, str], _PathMemory] = OrderedDict()
+        self._networks = RecentTable[Network, _NetworkMemory](limits.TIMEOUT_NETWORKS_MAX, _NetworkMemory)
+        self._rtts = RecentTable[tuple[str, str], DurationSketch](limits.TIMEOUT_HOSTS_MAX, DurationSketch)
+        self._paths = RecentTable[tuple[str, str], _PathMemory](limits.TIMEOUT_HOSTS_MAX, _PathMemory)
         self.dropped = 0
         """Samples that were not sound."""
 
@@ -209,6 +208,9 @@ class TimeoutPolicy:
         queue: Queue = NO_QUEUE,
     ) -> Timeouts | None:
         """Give the limits of the attempt that begins now.
+
+        May be asked again in the middle of an attempt that learned something (a first connection gives the first round
+        trip), with the same `attempt`.
 
         Args:
             shape: the request.
@@ -232,7 +234,7 @@ class TimeoutPolicy:
         gap = _gap_s(measures, patience) + _size(queue.bytes_down) / measures.down
         reading = measures.answer_bytes / measures.down
         need = NEED_RTTS * measures.rtt_usual_s + RTO_FACTOR * measures.rto_s + measures.cost_s + moving
-        first_by, read_write = _share(left, need, attempts - attempt + 1), first + gap + reading + moving
+        first_by, read_write = _share(left, need, attempt, attempts), first + gap + reading + moving
         packet_gap: float | None = gap
         if shape.pattern is Pattern.LONG_POLL:
             hold = sound(shape.hold_s, limits.SAMPLE_DURATION_S_MAX)
@@ -271,12 +273,12 @@ class TimeoutPolicy:
 
     def state(self, network: Network, now: float) -> State:
         """Give how a network does."""
-        memory = self._networks.get(network)
+        memory = self._networks.find(network)
         return State.EVALUATING if memory is None else memory.quality.state(now)
 
     def bytes_per_s(self, network: Network, now: float) -> tuple[float | None, float | None]:
         """Give the measured rates up and down, None where not known."""
-        memory = self._networks.get(network)
+        memory = self._networks.find(network)
         return (None, None) if memory is None else (memory.up.bytes_per_s(now), memory.down.bytes_per_s(now))
 
     def rtt_s(self, network: Network, host: str, share: float) -> float | None:
@@ -288,7 +290,7 @@ class TimeoutPolicy:
         """Give the size of answer to expect: as told, as learned for its path class, else 128 KB."""
         if shape.answer_bytes is not None:
             return _size(shape.answer_bytes)
-        path = self._paths.get((shape.host, shape.path_class))
+        path = self._paths.find((shape.host, shape.path_class))
         learned = None if path is None else path.answer_bytes
         return ANSWER_BYTES_UNKNOWN if learned is None else learned
 
@@ -297,10 +299,10 @@ class TimeoutPolicy:
         return None
 
     def _rtt_sketch(self, network: Network, host: str) -> DurationSketch | None:
-        own = self._rtts.get((network.id, host))
+        own = self._rtts.find((network.id, host))
         if own is not None and len(own):
             return own
-        memory = self._networks.get(network)
+        memory = self._networks.find(network)
         return None if memory is None or not len(memory.rtt) else memory.rtt
 
     def _measure(self, shape: RequestShape, network: Network, now: float) -> _Measures:
@@ -310,9 +312,9 @@ class TimeoutPolicy:
         sketch = self._rtt_sketch(network, shape.host)
         usual = None if sketch is None else sketch.quantile(0.9)
         cost = sound(shape.server_cost_s, limits.SERVER_COST_S_MAX)
-        path = self._paths.get((shape.host, shape.path_class))
+        path = self._paths.find((shape.host, shape.path_class))
         if cost is None and path is not None:
-            cost = path.cost.quantile(0.95)
+            cost = path.quantile(0.95)
         return _Measures(
             fast=fast,
             state=self.state(network, now),
@@ -329,14 +331,14 @@ class TimeoutPolicy:
         """Take a bare round trip: a TCP handshake's, TCP_INFO's, an HTTP/2 PING's."""
         sample = self._sound(rtt_s, limits.SAMPLE_DURATION_S_MAX)
         if sample is not None:
-            self._network(network).rtt.observe(sample, now)
-            self._own(network, host).observe(sample, now)
+            self._networks.use(network).rtt.observe(sample, now)
+            self._rtts.use((network.id, host)).observe(sample, now)
 
     def observe_rate(
         self, network: Network, now: float, *, up_bytes_per_s: object = None, down_bytes_per_s: object = None
     ) -> None:
         """Take a rate that something else measured (TCP_INFO's delivery rate)."""
-        memory = self._network(network)
+        memory = self._networks.use(network)
         for given, window in ((up_bytes_per_s, memory.up), (down_bytes_per_s, memory.down)):
             sample = None if given is None else self._sound(given, limits.SAMPLE_BYTES_PER_S_MAX)
             if sample is not None:
@@ -344,7 +346,7 @@ class TimeoutPolicy:
 
     def observe(self, outcome: Outcome, now: float) -> None:
         """Learn from an attempt that ended. Takes any numbers, raises nothing."""
-        network = self._network(outcome.network)
+        network = self._networks.use(outcome.network)
         if not outcome.answered:
             network.quality.observe_failure(outcome.host, now)
             return
@@ -354,7 +356,7 @@ class TimeoutPolicy:
         server = self._optional(outcome.server_s)
         if server is not None and server > limits.SERVER_COST_S_MAX:
             server = limits.SERVER_COST_S_MAX
-        path = self._path(outcome.host, outcome.path_class)
+        path = self._paths.use((outcome.host, outcome.path_class))
         answer, request = _size(outcome.answer_bytes), _size(outcome.request_bytes)
         # Large sizes are believed at once, small ones only bit by bit.
         known = path.answer_bytes
@@ -368,7 +370,7 @@ class TimeoutPolicy:
         if waited is not None:
             self._learn_wait(outcome, network, path, waited, server, now)
         if total is not None:
-            own = server if server is not None else path.cost.quantile(0.5) or 0.0
+            own = server if server is not None else path.quantile(0.5) or 0.0
             fast = outcome.network.kind in FAST_KINDS
             network.quality.observe_answer(outcome.host, request + answer, max(0.0, total - own), now, fast=fast)
 
@@ -384,17 +386,17 @@ class TimeoutPolicy:
         """Split the wait for the first packet into the server's part and the path's."""
         least = 0.0
         if server is not None:
-            path.cost.observe(min(server, waited), now)
+            path.observe(min(server, waited), now)
         else:
             rtt = self.rtt_s(outcome.network, outcome.host, 0.25)
             # Behind others, or on a bad network, a long wait says nothing of the server.
             if rtt is not None and not outcome.queued and network.quality.state(now) is not State.BAD:
-                path.cost.observe(max(0.0, waited - rtt), now)
-            server, least = path.cost.quantile(0.5), rtt or 0.0
+                path.observe(max(0.0, waited - rtt), now)
+            server, least = path.quantile(0.5), rtt or 0.0
         if server is not None:
             on_path = max(least, waited - server)
             network.rtt.observe(on_path, now)
-            self._own(outcome.network, outcome.host).observe(on_path, now)
+            self._rtts.use((outcome.network.id, outcome.host)).observe(on_path, now)
 
     def _sound(self, value: object, largest: float) -> float | None:
         sample = sound(value, largest)
@@ -403,31 +405,6 @@ class TimeoutPolicy:
 
     def _optional(self, value: object) -> float | None:
         return None if value is None else self._sound(value, limits.SAMPLE_DURATION_S_MAX)
-
-    def _network(self, network: Network) -> _NetworkMemory:
-        return _entry(self._networks, network, _NetworkMemory, limits.TIMEOUT_NETWORKS_MAX)
-
-    def _own(self, network: Network, host: str) -> DurationSketch:
-        return _entry(self._rtts, (network.id, host), DurationSketch, limits.TIMEOUT_HOSTS_MAX)
-
-    def _path(self, host: str, name: str) -> _PathMemory:
-        return _entry(self._paths, (host, name), _PathMemory, limits.TIMEOUT_HOSTS_MAX)
-
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-
-def _entry(table: OrderedDict[_K, _V], key: _K, make: Callable[[], _V], most: int) -> _V:
-    """Give the entry of `key`, made where it is missing; the longest unused goes when there are more than `most`."""
-    entry = table.get(key)
-    if entry is None:
-        entry = table[key] = make()
-        if len(table) > most:
-            table.popitem(last=False)
-    else:
-        table.move_to_end(key)
-    return entry
 
 
 def _size(value: object) -> int:
@@ -475,13 +452,14 @@ def _set_up_s(measures: _Measures, patience: float, queue: Queue) -> tuple[float
     return connect + ahead, tls + ahead
 
 
-def _share(left: float, need: float, attempts: int) -> float:
+def _share(left: float, need: float, attempt: int, attempts: int) -> float:
     """Give the time in which this attempt must have shown life, so that the later ones have time of their own.
 
     The shares grow by `SHARE_GROWTH` from attempt to attempt and fill the deadline. As many attempts are reckoned with
     as leave this one what it needs on a path that works: cutting one short on a slow network buys nothing.
     """
-    for count in range(min(attempts, limits.ATTEMPTS_MAX), 1, -1):
+    need *= SHARE_GROWTH ** (min(max(attempt, 1), limits.ATTEMPTS_MAX) - 1)
+    for count in range(min(attempts, limits.ATTEMPTS_MAX) - max(attempt, 1) + 1, 1, -1):
         share = left * (SHARE_GROWTH - 1.0) / (SHARE_GROWTH**count - 1.0)
         if share >= need:
             return share

@@ -112,7 +112,6 @@ async def transfer(multi: Multi, url: str, ca_file: str, options: dict[int, Any]
         curl.setopt(pycurl.NOSIGNAL, 1)
         curl.setopt(pycurl.ACCEPT_ENCODING, "")
         curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_2TLS)
-        curl.setopt(pycurl.PIPEWAIT, 1)
         curl.setopt(pycurl.WRITEFUNCTION, chunks.append)
         for option, value in options.items():
             curl.setopt(option, value)

@@ -1,0 +1,231 @@
+"""A connection that owes us something is silent: go on waiting, probe, open another beside it, or give up.
+
+    decision = stall.plan(silence, link)     # ask again after decision.look_again_s, or when something arrives
+
+The kernel doubles its retransmission time-out at each loss (RFC 6298 section 5.5), so after a blackout it may wait as
+long again before it tries; and it gives a connection up only after 1.5 to 16 minutes (the time-outs article measured
+both on phones). An application that sees the back-offs in TCP_INFO can be quicker: data unacknowledged through two
+back-offs was lost three times. But a new connection costs its handshake, and on a slow link that crowds out the very
+answers that are waited for (on a recorded UMTS dead spot clients that opened new ones fell from 100 % to 68-86 %). So a
+fresh connection is opened only where the link is likely to have room.
+"""
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from stormline.core import limits
+from stormline.policy.estimate import sound
+from stormline.policy.quality import State
+
+BLIND_RTO_FACTOR: Final = 7.0
+"""Without TCP_INFO: RTO + 2 RTO + 4 RTO is when a packet sent at the start has been lost three times."""
+RTO_MIN_S: Final = 0.2
+"""Linux' `tcp_rto_min`."""
+ALIVE_S: Final = 1.0
+"""A path that brought something within this, or within two round trips, is alive."""
+
+
+class Action(enum.StrEnum):
+    """What to do now."""
+
+    WAIT = "wait"
+    """Nothing."""
+    PROBE = "probe"
+    """Ask for a sign of life with one small packet: an HTTP/2 PING, a ping of the long connection; where a fresh
+    connection is already being made, a new SYN instead of the kernel's doubled wait."""
+    FRESH = "fresh"
+    """Open a connection beside this one and send there what may be sent again; reads of both count, first come."""
+    GIVE_UP = "give-up"
+    """The time-out has come: this attempt has failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """How a connection stands. What cannot be known is None; unsound numbers count as None.
+
+    Attributes:
+        waited_s: since the answer's last byte, or since the request's last byte where none came.
+        heard_age_s: since the connection brought anything, for whomever (an answer to a ping too); None: as `waited_s`.
+        limit_s: the time-out that runs (first packet, or packet to packet); infinite: silence is no failure.
+        expecting: an answer, or the rest of one, is owed. False: an idle stream.
+        unacked_bytes: sent and not acknowledged (TCP_INFO `unacked` times the segment size, or SIOCOUTQ).
+        backoffs: RTO back-offs in a row (`tcpi_backoff`).
+        rto_s: the kernel's present time-out (`tcpi_rto`), doublings included.
+        ack_age_s: since the last acknowledgement (`tcpi_last_ack_recv`).
+        rtt_s: smoothed round trip (`tcpi_rtt`), else the learned median.
+        network_age_s: since any connection on this network brought anything.
+        can_probe: the connection has a ping of its own.
+        probe_age_s: since the last unanswered probe; None where none is out.
+        fresh_age_s: since a fresh connection was begun beside this one; None where there is none.
+        may_fresh: the request may be sent again (two-phase rule) and attempts and budget allow another connection.
+        server_cost_s: what the server is known to need.
+    """
+
+    waited_s: float
+    heard_age_s: float | None = None
+    limit_s: float = math.inf
+    expecting: bool = True
+    unacked_bytes: int | None = None
+    backoffs: int | None = None
+    rto_s: float | None = None
+    ack_age_s: float | None = None
+    rtt_s: float | None = None
+    network_age_s: float | None = None
+    can_probe: bool = False
+    probe_age_s: float | None = None
+    fresh_age_s: float | None = None
+    may_fresh: bool = True
+    server_cost_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What is known of the link under it.
+
+    Attributes:
+        bytes_per_s: measured rate of the slower direction that counts; None where unknown.
+        rtt_s: median round trip; None where unknown.
+        queued_bytes: what is under way on the link before a new connection could get through.
+        state: how the network does.
+    """
+
+    bytes_per_s: float | None = None
+    rtt_s: float | None = None
+    queued_bytes: int = 0
+    state: State = State.EVALUATING
+
+
+class Decision(NamedTuple):
+    """What to do, when to look again at the latest, and why (for the call's story).
+
+    `look_again_s` lies between `limits.STALL_LOOK_S_MIN` and `limits.STALL_LOOK_S_MAX`, except for an idle stream,
+    which is looked at when its probe is due.
+    """
+
+    action: Action
+    look_again_s: float
+    why: str
+
+
+def has_room(link: Link) -> bool:
+    """Say whether a second connection would find room: a quick link with little under way.
+
+    Where neither rate nor round trip is known there is none: waiting is the safe side.
+    """
+    rate, rtt = _rate(link.bytes_per_s), _seconds(link.rtt_s)
+    if link.state is State.BAD and rate is None:
+        return False
+    if rate is not None:
+        if rate < limits.STALL_SPARE_BYTES_PER_S:
+            return False
+        return max(0, link.queued_bytes) / rate <= limits.STALL_SPARE_QUEUE_S
+    return rtt is not None and rtt <= limits.STALL_SPARE_RTT_S
+
+
+def plan(silence: Silence, link: Link) -> Decision:
+    """Decide what a silent connection calls for. Takes any numbers, raises nothing.
+
+    The rules, first match:
+
+    1. Nothing is owed: wait; after `limits.STALL_LIVENESS_S` of silence a probe, where the connection has one. An idle
+       stream never fails by silence; an unanswered probe makes it a connection that owes us something.
+    2. The time-out has come: give up. Not on a slow link that is bringing other answers at this moment and has not yet
+       brought what was queued before this one.
+    3. The connection is silent (below) and another may be opened and finds room: a fresh one beside it, once. If that
+       one says nothing either the path is dark: probes at an even pace, so that its end is noticed.
+    4. It may be silent, and has a ping: a probe.
+    5. Wait.
+
+    Silent means: data unacknowledged through `limits.STALL_BACKOFFS` back-offs; or a probe unanswered for three RTOs;
+    or, where neither can be known, no byte for as long as three losses in a row take, on top of the server's time.
+    """
+    waited = _seconds(silence.waited_s) or 0.0
+    heard = _seconds(silence.heard_age_s)
+    quiet = waited if heard is None else min(waited, heard)
+    if not silence.expecting and silence.probe_age_s is None:
+        return _idle(silence, quiet)
+    limit = silence.limit_s if silence.expecting and silence.limit_s > 0.0 else math.inf
+    room = has_room(link)
+    if waited >= limit:
+        if not room and _draining(silence, link):
+            return _decision(Action.WAIT, limits.STALL_PROBE_S, "past its time-out, but the slow link is bringing data")
+        return _decision(Action.GIVE_UP, limits.STALL_LOOK_S_MAX, f"silent for {waited:.1f} s")
+    rto = _rto(silence, link)
+    silent, why = _silent(silence, quiet, rto)
+    left = limit - waited
+    pace = limits.STALL_PROBE_S if room else limits.STALL_PROBE_SLOW_S
+    if silent and silence.fresh_age_s is not None:
+        since = _seconds(silence.fresh_age_s) or 0.0
+        probed = _seconds(silence.probe_age_s)
+        due = pace - (since if probed is None else min(since, probed))
+        if due <= 0.0:
+            return _decision(Action.PROBE, min(pace, left), f"{why}; the fresh connection is silent too")
+        return _decision(Action.WAIT, min(due, left), f"{why}; a fresh connection is under way")
+    if silent and silence.may_fresh and room:
+        return _decision(Action.FRESH, min(pace, left), why)
+    if silence.can_probe and silence.probe_age_s is None and (silent or quiet >= _doubt_s(silence, rto)):
+        return _decision(Action.PROBE, min(3.0 * rto, left), f"no byte for {quiet:.1f} s")
+    reason = f"{why}; a fresh connection would find no room or may not be made" if silent else "within what it may take"
+    return _decision(Action.WAIT, min(max(rto, _doubt_s(silence, rto) - quiet), left), reason)
+
+
+def _idle(silence: Silence, quiet: float) -> Decision:
+    if not silence.can_probe:
+        return Decision(Action.WAIT, limits.STALL_LIVENESS_S, "idle, and has no ping")
+    due = limits.STALL_LIVENESS_S - quiet
+    if due <= 0.0:
+        return Decision(Action.PROBE, limits.STALL_LOOK_S_MAX, "idle for long")
+    return Decision(Action.WAIT, due, "idle")
+
+
+def _silent(silence: Silence, quiet: float, rto: float) -> tuple[bool, str]:
+    """Say whether the connection is silent, and by what sign."""
+    unacked = sound(silence.unacked_bytes, 2.0**53)
+    backoffs = sound(silence.backoffs, 1000)
+    probe = _seconds(silence.probe_age_s)
+    if probe is not None and probe >= 3.0 * rto:
+        return True, f"no answer to a probe for {probe:.1f} s"
+    if unacked is not None and backoffs is not None:
+        if unacked > 0 and backoffs >= limits.STALL_BACKOFFS:
+            return True, f"{unacked:.0f} bytes unacknowledged after {backoffs:.0f} back-offs"
+        return False, ""
+    if unacked is None and not silence.can_probe and quiet >= _doubt_s(silence, rto):
+        return True, f"no byte for {quiet:.1f} s, and nothing else to go by"
+    return False, ""
+
+
+def _doubt_s(silence: Silence, rto: float) -> float:
+    """Give the silence from which a ping is worth its packet: what path and server may need is over."""
+    return BLIND_RTO_FACTOR * rto + (_seconds(silence.server_cost_s) or 0.0)
+
+
+def _rto(silence: Silence, link: Link) -> float:
+    """Give the time-out without its doublings: round trip and 0.2 s, or what the kernel said before it doubled."""
+    rto, backoffs = _seconds(silence.rto_s), sound(silence.backoffs, 1000)
+    if rto is not None:
+        return max(RTO_MIN_S, rto / math.pow(2.0, min(backoffs or 0.0, 20.0)))
+    rtt = _seconds(silence.rtt_s)
+    if rtt is None:
+        rtt = _seconds(link.rtt_s)
+    return 1.0 if rtt is None else max(RTO_MIN_S, 1.5 * rtt + RTO_MIN_S)
+
+
+def _draining(silence: Silence, link: Link) -> bool:
+    """Say whether the network is bringing data this very moment and still owes what was queued before."""
+    age = _seconds(silence.network_age_s)
+    rtt = _seconds(link.rtt_s) or 0.0
+    return age is not None and link.queued_bytes > 0 and age <= max(ALIVE_S, 2.0 * rtt)
+
+
+def _seconds(value: object) -> float | None:
+    return sound(value, limits.SAMPLE_DURATION_S_MAX)
+
+
+def _rate(value: object) -> float | None:
+    return sound(value, limits.SAMPLE_BYTES_PER_S_MAX)
+
+
+def _decision(action: Action, look_again_s: float, why: str) -> Decision:
+    return Decision(action, min(max(look_again_s, limits.STALL_LOOK_S_MIN), limits.STALL_LOOK_S_MAX), why)
