@@ -7,6 +7,7 @@ Seen in simulation (`RefusedError: replaced: the device has a newer session on a
 """
 
 import asyncio
+from typing import Self
 
 import pytest
 
@@ -39,7 +40,7 @@ class Node:
             superseded=lambda identity: self.superseded.append(identity.session),
         )
 
-    async def __aenter__(self) -> "Node":
+    async def __aenter__(self) -> Self:
         await self.directory.start(self.engine)
         self.running = asyncio.create_task(self.directory.run())
         return self

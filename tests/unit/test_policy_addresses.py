@@ -80,7 +80,7 @@ class TestOrder:
         assert order(book, [ONE, TWO], 50.0, network="other") == [ONE, TWO]
         assert [each.candidate for each in book.plan(NET, "b.test", [ONE], 50.0)] == [ONE]
         h3 = ONE._replace(carrier="h3")
-        assert order(book, [ONE, h3], 50.0) == [h3]
+        assert order(book, [ONE, h3], 45.0) == [h3]
 
     def test_record_of_yesterday_says_nothing(self):
         book = AddressBook()
@@ -151,7 +151,8 @@ class TestBans:
         book = AddressBook()
         other = Candidate("198.51.100.1", 443)
         fail(book, ONE, 0.0, 8, other=other)
-        last = fail(book, TWO, 100.0, 3, other=other)
+        last = fail(book, TWO, 80.0, 3, other=other)
+        order(book, [ONE, THREE], last)  # takes the parole
         ranked = book.plan(NET, HOST, [ONE, TWO], last + 1.0)
         assert [each.candidate for each in ranked] == [TWO, ONE], "soonest free first"
         assert order(book, [ONE], last + 2.0) == [ONE]

@@ -64,8 +64,6 @@ class Location(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(Location)
-_CLOCK_STEP_MS = 1
-"""Epochs are whole milliseconds."""
 
 
 class _Lease:
@@ -274,7 +272,7 @@ class Directory:
         if there is not None and there.session != lease.identity.session:
             # A session that has just come is the newest because the device is here, unless another can have come while
             # ours waited to be announced; later only clocks can tell.
-            waited_ms = (asyncio.get_running_loop().time() - lease.opened_s) * 1000 + _CLOCK_STEP_MS
+            waited_ms = (asyncio.get_running_loop().time() - lease.opened_s) * 1000
             clock_ahead = lease.fresh and there.epoch - lease.epoch > waited_ms
             if (there.epoch > lease.epoch and not clock_ahead) or self._leases.get(key) is not lease:
                 return None

@@ -179,7 +179,7 @@ class AddressBook:
             left: what this request has failed on already; goes last.
 
         Returns:
-            The good ones by families in turn; then one on parole; where there is neither, the banned ones, soonest free
+            The good ones by families in turn; then one on parole; where none is good also the banned ones, soonest free
             first; then what the request has left. Never empty where `candidates` is not.
         """
         unique = list(dict.fromkeys(candidates))
@@ -202,9 +202,9 @@ class AddressBook:
         for candidate, record in parole[:1]:
             self._begin_parole(record, now)
             order.append(Ranked(candidate, True, f"on parole, {_why(record)}"))
-        if not order:
+        if not good:
             banned.sort(key=lambda each: each[0])
-            order = [Ranked(each, True, f"nothing else is left, {_why(record)}") for _, each, record in banned]
+            order += [Ranked(each, True, f"nothing else is left, {_why(record)}") for _, each, record in banned]
         return order + [Ranked(each, False, "left by this request") for each in unique if each in left]
 
     def observe(self, outcome: AddressOutcome, now: float) -> None:

@@ -57,6 +57,7 @@ http {{
     keepalive_requests {requests};
     server {{
         listen 127.0.0.1:{port} ssl http2;
+        ssl_protocols TLSv1.3;
         ssl_certificate {certificate};
         ssl_certificate_key {key};
         root {folder};
