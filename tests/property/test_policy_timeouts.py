@@ -1,5 +1,6 @@
 """Whatever was observed: time-outs are positive, within the deadline, and never shorter for what needs longer."""
 
+import itertools
 import math
 
 from hypothesis import given
@@ -87,9 +88,7 @@ def test_wild_samples_raise_nothing_and_leave_time_outs_positive_and_within_the_
     assert plan.basis
 
 
-@given(
-    st.lists(wild, min_size=6, max_size=6), networks, st.sampled_from(Pattern), st.floats(0.01, 1e4), st.booleans()
-)
+@given(st.lists(wild, min_size=6, max_size=6), networks, st.sampled_from(Pattern), st.floats(0.01, 1e4), st.booleans())
 def test_wild_requests_and_queues_raise_nothing(wilds, network, pattern, patience, measured):
     policy = TimeoutPolicy()
     if measured:
@@ -193,4 +192,4 @@ def test_attempts_never_outlast_the_deadline_and_each_has_time(rtts, network, sh
         shares.append(plan.first_by_s)
         now += plan.first_by_s
         assert now <= deadline + 1e-9 * deadline
-    assert all(later >= earlier * (1 - 1e-6) for earlier, later in zip(shares[:-1], shares[1:], strict=True))
+    assert all(later >= earlier * (1 - 1e-6) for earlier, later in itertools.pairwise(shares))

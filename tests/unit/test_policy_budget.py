@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stormline.core import limits
-from stormline.policy.budget import FlowLimit, RetryBudget, repetition_limit
+from stormline.policy.budget import FlowLimit, RetryBudget, repetition_limit, retry_after_s
 
 
 def retries(budget, host, now, most=10_000):
@@ -117,6 +117,28 @@ class TestRetryAfter:
         budget.observe_overload("a", 0.0, retry_after_s=value)
         assert budget.plan("a", 0.0).allowed
         assert budget.dropped == 1
+
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            ("120", 120.0),
+            (" 0 ", 0.0),
+            ("9" * 400, limits.RETRY_AFTER_S_MAX),
+            ("Thu, 01 Jan 1970 00:03:20 GMT", 100.0),
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
+            ("Fri, 29 Feb 1980 00:00:00 GMT", 320630400.0 - 100.0),
+            ("Thu, 29 Feb 2026 00:00:00 GMT", None),
+            ("Sat, 31 Dec 2016 23:59:60 GMT", 1483228800.0 - 100.0),
+            ("Thu, 01 Foo 1970 00:00:00 GMT", None),
+            ("-1", None),
+            ("1.5", None),
+            ("soon", None),
+            ("\u0661", None),
+            ("", None),
+        ],
+    )
+    def test_header_is_read_as_seconds_or_a_date(self, value, expected):
+        assert retry_after_s(value, 100.0) == expected
 
 
 class TestLimits:

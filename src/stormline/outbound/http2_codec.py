@@ -26,10 +26,17 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hpack import NeverIndexedHeaderTuple
 
-from stormline.core import limits
-from stormline.outbound.http1_codec import encode as encode_http1
+from stormline.core import errors, limits
 from stormline.outbound.messages import HttpRequest
 
+_TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""RFC 9110 section 5.6.2."""
+_TARGET: Final = re.compile(rb"[\x21-\x7e]+")
+_HOST: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\-]+")
+_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+_WITH_CONTENT: Final = frozenset({b"POST", b"PUT", b"PATCH"})
+"""Methods whose meaning expects content: without it they say that there is none (RFC 9110 section 8.6)."""
+_PORTS: Final = {"http": 80, "https": 443}
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 """RFC 9113 section 8.2.1: a token without upper case."""
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
@@ -43,6 +50,8 @@ _CHANGING: Final = frozenset({
     b"if-none-match", b"range", b"traceparent", b"x-request-id",
 })  # fmt: skip
 """Fields whose values rarely come again: in the header table they would only push out those that do."""
+_SPECIAL: Final = frozenset({b"connection", b"content-length", b"host", b"transfer-encoding"})
+"""Fields that are not sent as they are given."""
 _CREDENTIALS: Final = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
 
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE = 0x0, 0x1, 0x3, 0x4, 0x5
@@ -77,46 +86,75 @@ class Encoded(NamedTuple):
 
 
 def encode(request: HttpRequest) -> Encoded:
-    """Check a request as for HTTP/1.1 and put its head into the fields of HTTP/2 (RFC 9113 section 8.3.1).
+    """Check a request and put its head into the fields of HTTP/2 (RFC 9113 section 8.3.1).
 
-    `Host` becomes `:authority`; fields that belong to HTTP/1's connections are left out, with those that `Connection`
-    names; cookie fields stay as they are.
+    What `http1_codec.encode` refuses is refused here. `Host` becomes `:authority`; fields that belong to HTTP/1's
+    connections are left out, with those that `Connection` names; cookie fields stay as they are.
 
     Raises:
-        LocalProtocolError: see `http1_codec.encode`. Nothing was sent.
+        LocalProtocolError: a part of it could break out of its place (CR, LF, NUL, spaces), or the framing fields
+            contradict the body, or the method is CONNECT. Nothing was sent.
     """
-    checked = encode_http1(request)  # one set of rules: what may go on one wire may go on the other
-    authority = None
-    dropped = _CONNECTION_SPECIFIC
-    lower = [(name.lower(), value) for name, value in request.headers]
-    for name, value in lower:
-        if name == b"connection":
-            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
-        elif name == b"host":
-            authority = value
-    if authority is None:
-        line = checked.head.split(b"\r\n", 2)[1]
-        authority = line[len(b"Host: ") :]
-    fields = [
-        (b":method", request.method.encode("ascii")),
+    method = request.method.encode("utf-8", "surrogateescape")
+    if not _TOKEN.fullmatch(method) or method == b"CONNECT":
+        raise errors.LocalProtocolError(f"method {request.method[:40]!r} cannot be sent")
+    if not _TARGET.fullmatch(request.target):
+        raise errors.LocalProtocolError("the request target is empty or holds a space, control or non-ASCII character")
+    fields: list[tuple[bytes, bytes]] = [
+        (b":method", method),
         (b":scheme", request.scheme.encode("ascii")),
-        (b":authority", authority),
+        (b":authority", b""),
         NeverIndexedHeaderTuple(b":path", request.target),
     ]
-    has_length = False
-    for name, value in lower:
-        if name in dropped or name == b"host":
-            continue
-        if name == b"te" and value.strip().lower() != b"trailers":
-            continue
-        has_length = has_length or name == b"content-length"
-        if name in _CHANGING or (name in _CREDENTIALS and len(value) < limits.H2_INDEXED_BYTES_MIN):
+    special: dict[bytes, bytes] = {}
+    for given, value in request.headers:
+        if not _TOKEN.fullmatch(given):
+            raise errors.LocalProtocolError(f"header name {given[:40]!r} is not a token")
+        if not _VALUE.fullmatch(value):
+            raise errors.LocalProtocolError(f"the value of header {given[:40]!r} holds a control character")
+        name = given.lower()
+        if name in _SPECIAL:
+            if name in special:
+                if name != b"connection":
+                    raise errors.LocalProtocolError(f"header {given!r} is given twice")
+                value = special[name] + b"," + value
+            special[name] = value
+        elif name in _CHANGING or (name in _CREDENTIALS and len(value) < limits.H2_INDEXED_BYTES_MIN):
             fields.append(NeverIndexedHeaderTuple(name, value))
-        else:
+        elif name not in _CONNECTION_SPECIFIC and (name != b"te" or value.strip().lower() == b"trailers"):
             fields.append((name, value))
-    if not has_length and checked.length is not None and b"\r\nContent-Length: " in checked.head:
-        fields.append(NeverIndexedHeaderTuple(b"content-length", b"%d" % checked.length))
-    return Encoded(fields, checked.body, checked.length, checked.is_head)
+    fields[2] = (b":authority", special[b"host"] if b"host" in special else _authority(request))
+    if b"connection" in special:
+        dropped = {token.strip().lower() for token in special[b"connection"].split(b",")}
+        fields[4:] = [field for field in fields[4:] if field[0] not in dropped]
+    length = _length(request, special)
+    if length is not None and (length or b"content-length" in special or method in _WITH_CONTENT):
+        fields.append(NeverIndexedHeaderTuple(b"content-length", b"%d" % length))
+    return Encoded(fields, b"" if request.body is None else request.body, length, method == b"HEAD")
+
+
+def _authority(request: HttpRequest) -> bytes:
+    if not _HOST.fullmatch(request.host):
+        raise errors.LocalProtocolError(f"host {request.host[:80]!r} cannot stand in a Host header")
+    host = f"[{request.host}]" if ":" in request.host else request.host
+    return (host if request.port == _PORTS.get(request.scheme) else f"{host}:{request.port}").encode("ascii")
+
+
+def _length(request: HttpRequest, special: dict[bytes, bytes]) -> int | None:
+    """Give the bytes that the body must have, None where that is not known."""
+    body = request.body
+    coding, given = special.get(b"transfer-encoding"), special.get(b"content-length")
+    if coding is not None:
+        if given is not None or coding.strip().lower() != b"chunked":
+            raise errors.LocalProtocolError("Transfer-Encoding may only be 'chunked', and without Content-Length")
+        return None
+    if given is not None:
+        if not _LENGTH.fullmatch(given):
+            raise errors.LocalProtocolError("Content-Length is not a number")
+        if not isinstance(body, AsyncIterable) and int(given) != len(body or b""):
+            raise errors.LocalProtocolError(f"Content-Length {int(given)}, but the body has {len(body or b'')} bytes")
+        return int(given)
+    return None if isinstance(body, AsyncIterable) else len(body or b"")
 
 
 # -- what happens -----------------------------------------------------------------------------------------------------

@@ -8,12 +8,18 @@ floor beside it are as in Finagle's `RetryBudget`. Limits on repeated payloads a
 (`stn/src/{frequency,flow}_limit.cc`), with the time to wait said to the caller.
 """
 
-from collections import OrderedDict
-from typing import NamedTuple
+import calendar
+import math
+import re
+from typing import Final, NamedTuple
 
 from stormline.core import limits
 from stormline.policy.estimate import sound
 from stormline.policy.ratelimit import RateLimiter
+from stormline.policy.recent import RecentTable
+
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_DATE: Final = re.compile(r"[A-Z][a-z]{2}, (\d\d) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) GMT", re.ASCII)
 
 
 class RetryVerdict(NamedTuple):
@@ -36,17 +42,17 @@ class _Purse:
 
     __slots__ = ("filled_at", "not_before", "overloaded_at", "tokens")
 
-    def __init__(self, now: float, burst: float) -> None:
+    def __init__(self, burst: float) -> None:
         self.tokens = burst
-        self.filled_at = now
+        self.filled_at: float | None = None
         self.overloaded_at: float | None = None
         self.not_before: float | None = None
 
     def fill(self, now: float, rate_per_s: float, burst: float) -> None:
-        passed = now - self.filled_at
+        passed = math.inf if self.filled_at is None else now - self.filled_at
         if passed > 0.0:
+            self.tokens = min(burst, self.tokens + (0.0 if self.filled_at is None else passed * rate_per_s))
             self.filled_at = now
-            self.tokens = min(burst, self.tokens + passed * rate_per_s)
 
     def earn(self, burst: float) -> None:
         self.tokens = min(burst, self.tokens + limits.RETRY_SHARE)
@@ -63,8 +69,8 @@ class RetryBudget:
     __slots__ = ("_all", "_hosts", "dropped")
 
     def __init__(self) -> None:
-        self._hosts: OrderedDict[str, _Purse] = OrderedDict()
-        self._all: _Purse | None = None
+        self._hosts = RecentTable[str, _Purse](limits.RETRY_HOSTS_MAX, lambda: _Purse(limits.RETRY_BURST))
+        self._all = _Purse(limits.RETRY_BURST_ALL)
         self.dropped = 0
         """Samples that were not sound."""
 
@@ -118,19 +124,36 @@ class RetryBudget:
         return None
 
     def _filled(self, host: str, now: float) -> tuple[_Purse, _Purse]:
-        purse = self._hosts.get(host)
-        if purse is None:
-            purse = self._hosts[host] = _Purse(now, limits.RETRY_BURST)
-            if len(self._hosts) > limits.RETRY_HOSTS_MAX:
-                self._hosts.popitem(last=False)
-        else:
-            self._hosts.move_to_end(host)
-        if self._all is None:
-            self._all = _Purse(now, limits.RETRY_BURST_ALL)
+        purse = self._hosts.use(host)
         overloaded = purse.overloaded_at is not None and now - purse.overloaded_at < limits.RETRY_OVERLOAD_S
         purse.fill(now, 0.0 if overloaded else limits.RETRY_FLOOR_PER_S, limits.RETRY_BURST)
         self._all.fill(now, limits.RETRY_FLOOR_ALL_PER_S, limits.RETRY_BURST_ALL)
         return purse, self._all
+
+
+def retry_after_s(value: str, wall_s: float) -> float | None:
+    """Read a `Retry-After` header: seconds, or an HTTP-date (RFC 9110 section 10.2.3; its obsolete forms are not read).
+
+    Args:
+        value: the header's value.
+        wall_s: the wall clock's time, seconds since 1970; a date is only as good as that clock.
+
+    Returns:
+        Seconds to wait from now, 0 where the date is past; None where the value cannot be read.
+    """
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return float(text) if len(text) <= 15 else limits.RETRY_AFTER_S_MAX
+    found = _DATE.fullmatch(text)
+    if found is None or found[2] not in _MONTHS:
+        return None
+    day, year, hour, minute, second = (int(found[group]) for group in (1, 3, 4, 5, 6))
+    if not (1 <= day <= 31 and hour < 24 and minute < 60 and second <= 60 and year >= 1970):
+        return None
+    month = _MONTHS.index(found[2]) + 1
+    if day > calendar.monthrange(year, month)[1]:
+        return None
+    return max(0.0, calendar.timegm((year, month, day, hour, minute, second)) - wall_s)
 
 
 def repetition_limit() -> RateLimiter:

@@ -29,8 +29,8 @@ class DurationSketch:
 
     Answers are a bucket's upper edge: never below the true quantile of what counts, at most 26 % above it (for
     durations within the range; longer ones count as 131 s). Old samples fade: all counts are halved when
-    `limits.SKETCH_SAMPLES_MAX` are reached and for every `limits.SKETCH_HALF_LIFE_S` of the clock that passes, so a single bad
-    moment is soon forgotten. A slow sample shows at once in the high quantiles. About 140 bytes.
+    `limits.SKETCH_SAMPLES_MAX` are reached and for every `limits.SKETCH_HALF_LIFE_S` of the clock that passes, so a
+    single bad moment is soon forgotten. A slow sample shows at once in the high quantiles. About 140 bytes.
     """
 
     # Small whole numbers and one text of bytes: tens of thousands of these are kept.

@@ -120,7 +120,7 @@ def has_room(link: Link) -> bool:
     if rate is not None:
         if rate < limits.STALL_SPARE_BYTES_PER_S:
             return False
-        return max(0, link.queued_bytes) / rate <= limits.STALL_SPARE_QUEUE_S
+        return (sound(link.queued_bytes, 2.0**53) or 0.0) / rate <= limits.STALL_SPARE_QUEUE_S
     return rtt is not None and rtt <= limits.STALL_SPARE_RTT_S
 
 
@@ -131,8 +131,9 @@ def plan(silence: Silence, link: Link) -> Decision:
 
     1. Nothing is owed: wait; after `limits.STALL_LIVENESS_S` of silence a probe, where the connection has one. An idle
        stream never fails by silence; an unanswered probe makes it a connection that owes us something.
-    2. The time-out has come: give up. Not on a slow link that is bringing other answers at this moment and has not yet
-       brought what was queued before this one.
+    2. The time-out has come; or there is none, and a probe or a fresh connection has had no answer for
+       `limits.HEARTBEAT_ANSWER_S`: give up. Not on a slow link that is bringing other answers at this moment and has
+       not yet brought what was queued before this one.
     3. The connection is silent (below) and another may be opened and finds room: a fresh one beside it, once. If that
        one says nothing either the path is dark: probes at an even pace, so that its end is noticed.
     4. It may be silent, and has a ping: a probe.
@@ -148,17 +149,19 @@ def plan(silence: Silence, link: Link) -> Decision:
         return _idle(silence, quiet)
     limit = silence.limit_s if silence.expecting and silence.limit_s > 0.0 else math.inf
     room = has_room(link)
-    if waited >= limit:
+    rto = _rto(silence, link)
+    probed = _seconds(silence.probe_age_s)
+    unanswered = max(probed or 0.0, _seconds(silence.fresh_age_s) or 0.0)
+    mute = math.isinf(limit) and unanswered >= max(limits.HEARTBEAT_ANSWER_S, BLIND_RTO_FACTOR * rto)
+    if waited >= limit or mute:
         if not room and _draining(silence, link):
             return _decision(Action.WAIT, limits.STALL_PROBE_S, "past its time-out, but the slow link is bringing data")
         return _decision(Action.GIVE_UP, limits.STALL_LOOK_S_MAX, f"silent for {waited:.1f} s")
-    rto = _rto(silence, link)
     silent, why = _silent(silence, quiet, rto)
     left = limit - waited
     pace = limits.STALL_PROBE_S if room else limits.STALL_PROBE_SLOW_S
     if silent and silence.fresh_age_s is not None:
         since = _seconds(silence.fresh_age_s) or 0.0
-        probed = _seconds(silence.probe_age_s)
         due = pace - (since if probed is None else min(since, probed))
         if due <= 0.0:
             return _decision(Action.PROBE, min(pace, left), f"{why}; the fresh connection is silent too")

@@ -392,7 +392,8 @@ class TimeoutPolicy:
             # Behind others, or on a bad network, a long wait says nothing of the server.
             if rtt is not None and not outcome.queued and network.quality.state(now) is not State.BAD:
                 path.observe(max(0.0, waited - rtt), now)
-            server, least = path.quantile(0.5), rtt or 0.0
+            # The wait holds one round trip whole: the quickest there was, or less.
+            server, least = path.quantile(0.5), min(self.rtt_s(outcome.network, outcome.host, 0.0) or 0.0, waited)
         if server is not None:
             on_path = max(least, waited - server)
             network.rtt.observe(on_path, now)

@@ -15,8 +15,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from h2.settings import SettingCodes
 
 from stormline.core.values import Address
+from stormline.net.stream import Stream, open_tcp, start_tls
+from stormline.net.trust import roles_context
+from stormline.outbound.http2 import Http2Connection
+from stormline.testing.http2 import Peer, Script
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Serve = Callable[..., Awaitable[Address]]
@@ -121,6 +126,42 @@ async def _serve() -> AsyncIterator[Serve]:
     if tasks:
         await asyncio.wait(tasks)
     await asyncio.sleep(0.01)
+
+
+@pytest.fixture(name="peers")
+def _peers() -> list[Peer]:
+    """Give the server's ends of the connections that `connect` made."""
+    return []
+
+
+@pytest.fixture(name="connect")
+async def _connect(serve: Serve, peers: list[Peer], authority: Authority) -> AsyncIterator[Callable[..., object]]:
+    """Give an HTTP/2 connection to a server that runs a script beside the reading."""
+    connections: list[Http2Connection] = []
+
+    async def connect(
+        script: Script | None = None, *, settings: dict[SettingCodes, int] | None = None, tls: bool = False
+    ) -> Http2Connection:
+        async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peers.append(Peer(reader, writer, settings))
+            await peers[-1].serve(script)
+
+        if tls:
+            authority.server.set_alpn_protocols(["h2"])
+        raw = await open_tcp(await serve(handler, authority.server if tls else None))
+        stream: Stream = raw
+        if tls:
+            stream = await start_tls(raw, roles_context(authority.pem, ["h2"]), "a.test")
+            authority.server.set_alpn_protocols(["http/1.1"])
+            assert stream.alpn == "h2"
+        connections.append(Http2Connection(stream))
+        return connections[-1]
+
+    yield connect
+    for connection in connections:
+        connection.close()
+    await asyncio.sleep(0.01)
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("http/2")]
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
