@@ -178,7 +178,7 @@ CONFIGURATION_OTHERS = """
 | `STORMLINE_STATE` | the state folder; else `$XDG_STATE_HOME/stormline`, else `~/.local/state/stormline` |
 | `STORMLINE_BUNDLE` | the client bundle the client commands use; else the one a platform left in the state folder |
 | `STORMLINE_CONFIG` | the configuration file; else `stormline.toml` in the state folder |
-| `STORMLINE_LAB_PEERS` | the environment (folder) of the clients that the laboratory compares with; else `.venv-peers` beside our own |
+| `STORMLINE_LAB_PEERS` | environment (folder) of the laboratory's other clients; else `.venv-peers` beside our own |
 | `STORMLINE_TRACES` | the folder of capacity recordings for the laboratory |
 | `STORMLINE_DEBUG` | `1` shows tracebacks of errors that are otherwise one line |
 """

@@ -28,7 +28,7 @@ shapes = st.builds(
     server_cost_s=st.none() | st.floats(0, 100),
     hold_s=st.none() | st.floats(0, 100),
 )
-queues = st.builds(Queue, st.integers(0, 20), st.integers(0, 10**7), st.integers(0, 10**7))
+queues = st.builds(Queue, st.integers(0, 20), st.integers(0, 10**7), st.integers(0, 10**7), st.floats(0, 100))
 wild_outcomes = st.builds(
     Outcome,
     network=networks,
@@ -97,7 +97,7 @@ def test_wild_requests_and_queues_raise_nothing(wilds, network, pattern, patienc
     shape = RequestShape(
         host="a", pattern=pattern, request_bytes=request, answer_bytes=answer, server_cost_s=cost, hold_s=hold
     )
-    plan = policy.plan(shape, network, 0.0, deadline=patience, queue=Queue(ahead[0], ahead[1], ahead[0]))
+    plan = policy.plan(shape, network, 0.0, deadline=patience, queue=Queue(ahead[0], ahead[1], ahead[0], ahead[1]))
     assert all(value > 0.0 for value in values(plan).values())
     assert policy.task_s(shape, 2) > 0.0
 
@@ -140,7 +140,9 @@ def test_bigger_request_or_longer_queue_never_has_less_time(
         server_cost_s=shape.server_cost_s,
         hold_s=shape.hold_s,
     )
-    longer = Queue(queue.requests + more_ahead % 7, queue.bytes_up + more_ahead, queue.bytes_down + more_ahead)
+    longer = Queue(
+        queue.requests + more_ahead % 7, queue.bytes_up + more_ahead, queue.bytes_down + more_ahead, 2 * queue.waited_s
+    )
 
     def plan(of, behind):
         return policy.plan(of, network, 40.0, deadline=40.0 + patience, attempt=attempt, attempts=4, queue=behind)

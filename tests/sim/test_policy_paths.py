@@ -18,7 +18,7 @@ STEP_S = 0.01
 SEGMENT_BYTES = 1400
 NEVER_S = 600.0
 PATIENCE_S = 10.0
-SEEDS = range(5)
+SEEDS = range(20)
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Exchange:
     first_s: float = NEVER_S
     last_s: float = NEVER_S
     ahead: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass
@@ -75,7 +76,8 @@ class Path:
     def exchange(self, start_s: float, request_bytes: int, answer_bytes: int) -> Exchange:
         """Reckon one request; they come in the order of their start."""
         ahead = sum(each.last_s > start_s for each in self.exchanges)
-        made = Exchange(start_s, request_bytes, answer_bytes, ahead=ahead)
+        waited = max((start_s - each.start_s for each in self.exchanges if each.first_s > start_s), default=0.0)
+        made = Exchange(start_s, request_bytes, answer_bytes, ahead=ahead, waited_s=waited)
         moved = self._recover(start_s, self.up)
         self.up_free_s = through = self._serve(max(moved, self.up_free_s), request_bytes + 60, self.up)
         asked = through + self.trip_s / 2 + self.server_s
@@ -141,11 +143,11 @@ def run(path: Path, network: Network, policy: TimeoutPolicy, seed: int, rate_hz:
             ended = min(each.last_s, each.start_s + PATIENCE_S)
             if ended <= now:
                 pending.remove(each)
-                policy.observe(outcome(network, each, answered=each.last_s <= ended), ended)
+                policy.observe(outcome(network, each, ended), ended)
         draw = chance.random()
         made = path.exchange(now, 600, 1024 if draw < 0.93 else 30 * 1024 if draw < 0.997 else 128 * 1024)
         shape = RequestShape(host="a", path_class="GET /", request_bytes=600)
-        queue = Queue(made.ahead, 0, made.ahead * policy.answer_bytes(shape))
+        queue = Queue(made.ahead, 0, made.ahead * policy.answer_bytes(shape), made.waited_s)
         plan = policy.plan(shape, network, now, deadline=now + PATIENCE_S, attempts=4, queue=queue)
         told.first_packet_s = plan.first_packet_s
         if made.first_s - now <= PATIENCE_S:
@@ -155,15 +157,16 @@ def run(path: Path, network: Network, policy: TimeoutPolicy, seed: int, rate_hz:
     return told
 
 
-def outcome(network: Network, each: Exchange, *, answered: bool) -> Outcome:
+def outcome(network: Network, each: Exchange, ended_s: float) -> Outcome:
+    answered = each.last_s <= ended_s
     return Outcome(
         network=network,
         host="a",
         path_class="GET /",
         answered=answered,
-        first_byte_s=each.first_s - each.start_s,
-        body_s=each.last_s - each.first_s,
-        total_s=each.last_s - each.start_s,
+        first_byte_s=min(each.first_s, ended_s) - each.start_s if answered or each.first_s > ended_s else None,
+        body_s=each.last_s - each.first_s if answered else None,
+        total_s=each.last_s - each.start_s if answered else None,
         request_bytes=each.request_bytes,
         answer_bytes=each.answer_bytes,
         queued=each.ahead > 0,
@@ -181,7 +184,7 @@ def test_no_first_packet_time_out_fires_on_a_network_that_is_merely_slow(name, k
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "most_s"), [("wifi", "wifi", 1.5), ("4g", "cell", 3.0), ("4g", "unknown", 3.0)]
+    ("name", "kind", "most_s"), [("wifi", "wifi", 2.0), ("4g", "cell", 3.0), ("4g", "unknown", 3.0)]
 )
 def test_dead_path_is_found_within_seconds_after_warm_up(name, kind, most_s):
     make, rate_hz = NETWORKS[name]
@@ -202,7 +205,7 @@ def test_blackouts_make_the_policy_patient_and_good_minutes_quick_again(on_s, of
         for second in range(200):
             now = 130.0 + second * 0.4
             each = clear.exchange(now, 600, 1024)
-            policy.observe(outcome(network, each, answered=True), each.last_s)
+            policy.observe(outcome(network, each, each.last_s), each.last_s)
         plan = policy.plan(RequestShape(host="a", path_class="GET /"), network, 220.0, deadline=230.0, attempts=4)
         assert plan.first_packet_s <= 4.0
 

@@ -54,6 +54,19 @@ class TestBudget:
         budget.observe_answer("a", 5.0)
         assert budget.plan("a", 7.0).allowed
 
+    def test_blackout_leaves_retries_for_its_end(self):
+        budget, now = RetryBudget(), 0.0
+        for _ in range(20):  # eight dark seconds, 2.5 requests a second, three retries each
+            budget.observe_request("a", now)
+            assert all(budget.plan("a", now, heard=False).allowed for _ in range(3))
+            now += 0.4
+        assert retries(budget, "a", now) >= 5
+
+    def test_host_that_is_gone_is_not_asked_without_end(self):
+        budget = RetryBudget()
+        taken = sum(budget.plan("a", 0.0, heard=False).allowed for _ in range(10_000))
+        assert taken == pytest.approx(limits.RETRY_BURST / limits.RETRY_UNHEARD_COST, abs=1)
+
     def test_hosts_are_apart_and_all_together_are_bound(self):
         budget = RetryBudget()
         assert retries(budget, "a", 0.0) == limits.RETRY_BURST

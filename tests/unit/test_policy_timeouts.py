@@ -182,6 +182,30 @@ class TestMeasured:
         warmed(CELL, 0.06, policy=policy, start=60.0, answers=100)
         assert policy.plan(shape(), CELL, 160.0).first_packet_s < 3.0
 
+    def test_network_slower_than_every_time_out_is_learned_from_them(self):
+        policy, now, slow_s = warmed(CELL, 0.06), 40.0, 6.0
+        for _ in range(3):
+            deadline, attempt = now + 10.0, 0
+            while attempt < 4:
+                attempt += 1
+                plan = policy.plan(shape(), CELL, now, deadline=deadline, attempt=attempt, attempts=4)
+                if plan is None or plan.first_packet_s >= slow_s:
+                    break
+                now += plan.first_packet_s
+                policy.observe(answered(CELL, answered=False, first_byte_s=plan.first_packet_s), now)
+            now = deadline
+        first = policy.plan(shape(), CELL, now, deadline=now + 10.0, attempts=4)
+        assert first.first_packet_s >= slow_s
+
+    def test_mute_host_makes_no_network_look_slow_where_others_answer(self):
+        policy = warmed()
+        before = policy.plan(shape(), WIFI, 40.0).first_packet_s
+        for number in range(20):
+            policy.observe(answered(), 40.5 + number)
+            policy.observe(answered(host="mute.test", answered=False, first_byte_s=1.2), 41.0 + number)
+        assert policy.plan(shape(), WIFI, 60.0).first_packet_s <= 1.5 * before
+        assert policy.plan(shape(host="mute.test"), WIFI, 60.0).first_packet_s <= 1.5 * before
+
     def test_basis_tells_how_it_was_reckoned(self):
         assert "cold start" in TimeoutPolicy().plan(shape(), WIFI, 0.0).basis
         assert "excellent, rtt" in warmed().plan(shape(), WIFI, 40.0).basis

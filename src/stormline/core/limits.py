@@ -221,7 +221,7 @@ ENGINE_MESSAGE_BYTES_MAX: Final = CALL_BODY_BYTES_MAX + 2 * CALL_HEADER_BYTES_MA
 ENGINE_SUBJECT_CHARS_MAX: Final = 1024
 """A subject or queue name. Room for several base32 names; subject, inbox and sizes fit the server's 4 KiB line."""
 ENGINE_HANDLERS_MAX: Final = 256
-"""Handlers of one served subject running at once; beyond it the caller is told 'overloaded' instead of waiting unseen."""
+"""Handlers of one served subject running at once; beyond it the caller is told 'overloaded', not left to wait."""
 ENGINE_QUEUE_MESSAGES_MAX: Final = 8192
 """One-way messages waiting for one subscription's handler; newer ones are dropped, counted and logged."""
 ENGINE_QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -363,7 +363,7 @@ RECONNECT_FIRST_S: Final = 1.0
 RECONNECT_MAX_S: Final = 60.0
 """Longest pause between two tries of the long connection."""
 RECONNECT_STABLE_S: Final = 10.0
-"""A session that ends sooner counts as a failed try, so a gateway that accepts and drops is left alone more and more."""
+"""A session that ends sooner counts as a failed try: a gateway that accepts and drops is left alone more and more."""
 RECONNECT_RETRY_AFTER_MAX_S: Final = 3600.0
 """The longest pause a gateway can ask for: a mistake of its operator must not keep devices away for a day."""
 CALL_TRIES_MAX: Final = 8
@@ -708,6 +708,8 @@ RETRY_FLOOR_PER_S: Final = 1.0
 twice a second makes no storm, and its user wants the answer."""
 RETRY_FLOOR_ALL_PER_S: Final = 5.0
 """The same for all hosts together."""
+RETRY_UNHEARD_COST: Final = 0.1
+"""What a retry costs of a token where nothing was heard of the failed attempt: the host saw a SYN of it at most."""
 RETRY_OVERLOAD_S: Final = 10.0
 """How long after its last sign of overload a host gets retries by share only."""
 RETRY_AFTER_S_MAX: Final = 3600.0

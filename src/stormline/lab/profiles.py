@@ -249,10 +249,11 @@ _TRACES: Final = (
 _TRAPS: Final = (
     Profile(
         name="trap-hol",
-        about="Head-of-line blocking: 100 ms RTT, 8/4 Mbit/s, 3 % loss in bursts of 6 packets, 600 requests; a lost "
-        "packet of one answer holds up all that share its connection.",
-        wifi=link(rtt_ms=100, down_mbps=8, up_mbps=4, burst=_bursts(mean_loss_pct=3, packets=6)),
-        requests=600,
+        about="Head-of-line blocking: 100 ms RTT, 8/4 Mbit/s, 4 % loss in bursts of 8 packets, 15 requests a second; "
+        "lost packets of one answer hold up all that share its connection.",
+        wifi=link(rtt_ms=100, down_mbps=8, up_mbps=4, burst=_bursts(mean_loss_pct=4, packets=8)),
+        requests=900,
+        duration_s=60.0,
     ),
     Profile(
         name="trap-v6",

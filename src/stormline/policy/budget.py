@@ -1,7 +1,7 @@
 """What keeps retries from becoming a storm: one budget of tokens, `Retry-After`, and limits on repetition and flow.
 
-    verdict = budget.plan(host, now)         # may this request be sent again?
-    budget.observe_request(host, now)        # each first attempt earns a tenth of a retry
+    verdict = budget.plan(host, now, heard=heard)    # may this request be sent again?
+    budget.observe_request(host, now)                # each first attempt earns a tenth of a retry
 
 The share of 10 % is that of the book "Site Reliability Engineering" (chapter 21, "Handling Overload"); a burst and a
 floor beside it are as in Finagle's `RetryBudget`. Limits on repeated payloads and on bytes are Mars's anti-avalanche
@@ -63,7 +63,7 @@ class RetryBudget:
 
     Over any span of time of `t` seconds with `n` requests, a host gets at most `RETRY_BURST` + `RETRY_SHARE` * n +
     `RETRY_FLOOR_PER_S` * t retries; without the last term once it has said that it is overloaded
-    (`limits.RETRY_OVERLOAD_S` long).
+    (`limits.RETRY_OVERLOAD_S` long). Retries of attempts of which nothing was heard count as a tenth.
     """
 
     __slots__ = ("_all", "_hosts", "dropped")
@@ -74,18 +74,27 @@ class RetryBudget:
         self.dropped = 0
         """Samples that were not sound."""
 
-    def plan(self, host: str, now: float) -> RetryVerdict:
-        """Ask for one retry to `host`; where it is allowed the token is taken."""
+    def plan(self, host: str, now: float, *, heard: bool = True) -> RetryVerdict:
+        """Ask for one retry to `host`; where it is allowed the token is taken.
+
+        Args:
+            host: to whom.
+            now: monotonic seconds.
+            heard: something of the failed attempt came back: a SYN-ACK, an acknowledgement, an answer. Where nothing
+                did the network is dark or the host is gone; it costs `limits.RETRY_UNHEARD_COST` of a token only, or
+                eight dark seconds in a lift would use up what is needed at their end.
+        """
         purse, whole = self._filled(host, now)
         if purse.not_before is not None and now < purse.not_before:
             wait_s = purse.not_before - now
             return RetryVerdict(False, wait_s, f"{host} asked to wait {wait_s:.1f} s more")
-        if purse.tokens < 1.0:
+        cost = 1.0 if heard else limits.RETRY_UNHEARD_COST
+        if purse.tokens < cost:
             return RetryVerdict(False, 0.0, f"retry budget of {host} is spent")
-        if whole.tokens < 1.0:
+        if whole.tokens < cost:
             return RetryVerdict(False, 0.0, "retry budget of all hosts together is spent")
-        purse.tokens -= 1.0
-        whole.tokens -= 1.0
+        purse.tokens -= cost
+        whole.tokens -= cost
         return RetryVerdict(True, 0.0, f"{purse.tokens:.1f} retries left for {host}")
 
     def observe_request(self, host: str, now: float) -> None:

@@ -50,11 +50,13 @@ class Queue(NamedTuple):
         requests: requests in flight.
         bytes_up: bytes of requests not yet sent.
         bytes_down: bytes of answers still to come; what is expected where the length is not known.
+        waited_s: how long the one that waits longest for its first packet has waited (seconds).
     """
 
     requests: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    waited_s: float = 0.0
 
 
 NO_QUEUE: Final = Queue()

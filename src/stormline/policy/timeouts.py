@@ -52,6 +52,11 @@ STATE_FACTOR: Final = {State.EXCELLENT: 1.0, State.EVALUATING: 1.5, State.BAD: 2
 """Patience by state of the network."""
 ATTEMPT_FACTORS: Final = (1.0, 1.5, 2.0)
 """Patience by attempt, the last for all later ones: first short, retries longer (iQiyi's article on success rates)."""
+QUEUED_S: Final = (0.3, 0.6)
+"""For each request in flight before this one, where round trips are measured: a fifth of Mars's. Requests pile up
+where a dead spot begins, before any answer can tell of it."""
+WAITED_FACTOR: Final = 2.0
+"""Where another request on the network has been waiting for long, this one may wait twice as long."""
 RTT_FACTOR: Final = 2.0
 """A first packet may take twice the 99th percentile of the round trips."""
 RTO_FACTOR: Final = 3.0
@@ -74,8 +79,8 @@ RATE_SHARE: Final = 0.5
 """Share of the measured rate that is counted on: others use the link too."""
 SHARE_GROWTH: Final = 1.5
 """How much longer each attempt's share of the deadline is than the one before."""
-NEED_RTTS: Final = 4.0
-"""Round trips of an attempt from nothing: TCP, TLS 1.2, the question."""
+SET_UP_RTTS: Final = 3.0
+"""Round trips before a question can be asked on a new connection: TCP, TLS 1.2."""
 RATE_SAMPLE_BYTES_MIN: Final = 16 * 1024
 """Less than this tells more of slow start than of the link."""
 
@@ -112,12 +117,15 @@ class Timeouts:
 class Outcome:
     """What became of one attempt. What was not measured is None; unsound numbers are dropped and counted.
 
+    Attempts that the caller cancelled, or that another one outran, are not told: they say nothing.
+
     Attributes:
         network: where it went out.
         host: its host.
         path_class: its class.
         answered: an answer came, whatever its status. False: the path failed (a time-out, refused, cut).
-        first_byte_s: from the last byte sent to the answer's first.
+        first_byte_s: from the last byte sent to the answer's first; where none came, to the moment it was given up
+            (None where something other than silence ended it).
         body_s: from the answer's first byte to its last.
         total_s: from the first byte sent to the answer's last.
         request_bytes: sent.
@@ -142,9 +150,10 @@ class Outcome:
 
 
 class _NetworkMemory:
-    __slots__ = ("down", "quality", "rtt", "up")
+    __slots__ = ("answered_at", "down", "quality", "rtt", "up")
 
     def __init__(self) -> None:
+        self.answered_at = -math.inf
         self.rtt = DurationSketch()
         self.up = RateWindow()
         self.down = RateWindow()
@@ -233,7 +242,7 @@ class TimeoutPolicy:
         first = _first_s(measures, patience, queue) + measures.cost_s + moving
         gap = _gap_s(measures, patience) + _size(queue.bytes_down) / measures.down
         reading = measures.answer_bytes / measures.down
-        need = NEED_RTTS * measures.rtt_usual_s + RTO_FACTOR * measures.rto_s + measures.cost_s + moving
+        need = _need_s(measures, queue) + measures.cost_s + moving
         first_by, read_write = _share(left, need, attempt, attempts), first + gap + reading + moving
         packet_gap: float | None = gap
         if shape.pattern is Pattern.LONG_POLL:
@@ -347,10 +356,16 @@ class TimeoutPolicy:
     def observe(self, outcome: Outcome, now: float) -> None:
         """Learn from an attempt that ended. Takes any numbers, raises nothing."""
         network = self._networks.use(outcome.network)
+        waited = self._optional(outcome.first_byte_s)
         if not outcome.answered:
             network.quality.observe_failure(outcome.host, now)
+            # Given up after `waited`, and nothing else was answered meanwhile: the path needs at least that long, or is
+            # dark. Without this a network that became slower than every time-out would never be seen to be.
+            if waited is not None and not outcome.held and network.answered_at < now - waited:
+                network.rtt.observe(waited, now)
+                self._rtts.use((outcome.network.id, outcome.host)).observe(waited, now)
             return
-        waited = self._optional(outcome.first_byte_s)
+        network.answered_at = now
         body = self._optional(outcome.body_s)
         total = self._optional(outcome.total_s)
         server = self._optional(outcome.server_s)
@@ -423,12 +438,24 @@ def _first_s(measures: _Measures, patience: float, queue: Queue) -> float:
     """Give the path's part of the first packet's time."""
     kind = 0 if measures.fast else 1
     ahead = min(_size(queue.requests), COLD_QUEUED_MAX)
+    waited = WAITED_FACTOR * (sound(queue.waited_s, limits.SAMPLE_DURATION_S_MAX) or 0.0)
     if measures.rtt_s is None:
         cold = COLD_FIRST_EXCELLENT_S if measures.state is State.EXCELLENT else COLD_FIRST_S
-        return cold[kind] + ahead * COLD_QUEUED_S[kind]
+        return max(cold[kind] + ahead * COLD_QUEUED_S[kind], waited)
     floor = limits.TIMEOUT_FLOOR_FAST_S if measures.fast else limits.TIMEOUT_FLOOR_SLOW_S
-    measured = RTT_FACTOR * measures.rtt_s + RTO_FACTOR * measures.rto_s
-    return patience * max(floor, measured) + ahead * measures.rtt_usual_s
+    measured = patience * max(floor, RTT_FACTOR * measures.rtt_s + RTO_FACTOR * measures.rto_s)
+    return max(measured + ahead * max(QUEUED_S[kind], measures.rtt_usual_s), waited)
+
+
+def _need_s(measures: _Measures, queue: Queue) -> float:
+    """Give what a first attempt needs on the path from nothing to the first packet, if the path works.
+
+    Where nothing is measured it is a guess: the cold start's patience would leave no second attempt. The first
+    connection measures, and then the plan is made anew.
+    """
+    if measures.rtt_s is None:
+        return (SET_UP_RTTS + 1.0) * measures.rtt_usual_s + RTO_FACTOR * measures.rto_s
+    return SET_UP_RTTS * measures.rtt_usual_s + _first_s(measures, STATE_FACTOR[measures.state], queue)
 
 
 def _gap_s(measures: _Measures, patience: float) -> float:

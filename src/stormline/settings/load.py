@@ -20,7 +20,7 @@ from stormline.core import errors, ids, limits
 from stormline.settings.model import Ports, Section, Settings
 
 PREFIX: Final = "STORMLINE_"
-NOT_SETTINGS: Final = frozenset({"STATE", "CONFIG", "BUNDLE", "DEBUG"})
+NOT_SETTINGS: Final = frozenset({"STATE", "CONFIG", "BUNDLE", "DEBUG", "TRACES", "LAB_PEERS", "SIM_SEED"})
 """Variables with our prefix that are no setting: they say where settings are, or are read elsewhere."""
 
 FILE_NAME: Final = "stormline.toml"
