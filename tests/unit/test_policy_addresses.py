@@ -103,6 +103,17 @@ class TestBans:
         assert [(each.candidate, each.banned) for each in ranked] == [(TWO, False), (ONE, True)]
         assert order(book, [ONE, TWO], parole + 1.0) == [TWO], "once"
 
+    def test_paroles_come_ever_later(self):
+        book = AddressBook()
+        start = last = fail(book, ONE, 0.0, 3, other=TWO)
+        waits = []
+        for tick in range(1, 900):
+            now = start + tick
+            if ONE in order(book, [ONE, TWO], now):
+                waits.append(now - last)
+                last = fail(book, ONE, now, other=TWO)
+        assert waits[:4] == [30.0, 60.0, 120.0, 240.0]
+
     def test_parole_that_works_frees_the_address(self):
         book = AddressBook()
         last = fail(book, ONE, 0.0, 3, other=TWO)

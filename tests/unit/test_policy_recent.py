@@ -17,6 +17,13 @@ def test_table_keeps_the_last_used_entries_and_never_more_than_twice_as_many(key
     assert all(table.find(key) for key in last)
 
 
+def test_entry_used_again_is_kept_once():
+    table = RecentTable(2, list)
+    for key in "abca":
+        table.use(key)
+    assert len(table) == 3
+
+
 def test_find_makes_nothing_and_does_not_count_as_use():
     table = RecentTable(2, list)
     assert table.find("a") is None

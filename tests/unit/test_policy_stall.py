@@ -68,7 +68,8 @@ class TestSilence:
 
     def test_time_out_gives_up(self):
         assert plan(silence(10.0), QUICK).action is Action.GIVE_UP
-        assert plan(silence(10.0, network_age_s=0.1), QUICK).action is Action.GIVE_UP
+        busy = Link(bytes_per_s=500_000.0, rtt_s=0.06, queued_bytes=40_000)
+        assert plan(silence(10.0, network_age_s=0.1), busy).action is Action.GIVE_UP
 
     def test_slow_link_that_brings_what_was_before_is_not_given_up(self):
         busy = Link(bytes_per_s=8_000.0, rtt_s=0.8, queued_bytes=40_000)
@@ -83,6 +84,10 @@ class TestWithoutTcpInfo:
         assert plan(silence(2.5, can_probe=True), QUICK).action is Action.PROBE
         assert plan(silence(2.7, can_probe=True, probe_age_s=0.2), QUICK).action is Action.WAIT
         assert plan(silence(3.6, can_probe=True, probe_age_s=1.1), QUICK).action is Action.FRESH
+
+    def test_kernels_doublings_do_not_make_a_probe_wait_longer(self):
+        doubled = silence(2.0, unacked_bytes=0, backoffs=2, rto_s=1.0, can_probe=True, probe_age_s=0.8)
+        assert plan(doubled, QUICK).action is Action.FRESH
 
     def test_answered_ping_means_that_the_server_is_slow_not_the_path(self):
         assert plan(silence(5.0, can_probe=True, heard_age_s=0.1), QUICK).action is Action.WAIT

@@ -8,6 +8,7 @@ import pytest
 from stormline.core import limits
 from stormline.policy.addresses import AddressBook, AddressOutcome, Candidate
 from stormline.policy.addresses import Verdict as AddressVerdict
+from stormline.policy.budget import RetryBudget
 from stormline.policy.quality import State
 from stormline.policy.shape import Network, Pattern, Queue, RequestShape, path_class
 from stormline.policy.timeouts import Outcome, TimeoutPolicy
@@ -182,6 +183,21 @@ class TestMeasured:
         warmed(CELL, 0.06, policy=policy, start=60.0, answers=100)
         assert policy.plan(shape(), CELL, 160.0).first_packet_s < 3.0
 
+    def test_where_another_waits_for_long_this_one_may_wait_twice_as_long(self):
+        policy = warmed()
+        usual, piled = (policy.plan(shape(), WIFI, 40.0, queue=Queue(1, 0, 0, waited)) for waited in (0.0, 4.0))
+        assert usual.first_packet_s < 3.0
+        assert 8.0 <= piled.first_packet_s < 9.0
+
+    def test_waiting_behind_others_teaches_no_server_cost(self):
+        policy = TimeoutPolicy()
+        policy.observe_rtt(WIFI, "a.test", 0.02, 0.0)
+        for now in range(20):
+            policy.observe(answered(first_byte_s=3.0, total_s=3.1, queued=True), now)
+        other = Network("elsewhere", "wifi")
+        policy.observe_rtt(other, "a.test", 0.02, 20.0)
+        assert policy.plan(shape(), other, 20.0).first_packet_s < 3.0
+
     def test_network_slower_than_every_time_out_is_learned_from_them(self):
         policy, now, slow_s = warmed(CELL, 0.06), 40.0, 6.0
         for _ in range(3):
@@ -311,6 +327,10 @@ class TestWildSamples:
             )
         assert policy.dropped > 0
         assert policy.plan(shape(), WIFI, 41.0, deadline=50.0) is not None
+
+
+def test_nothing_here_happens_by_itself():
+    assert [each.next_timer() for each in (TimeoutPolicy(), AddressBook(), RetryBudget())] == [None] * 3
 
 
 def test_twenty_thousand_hosts_cost_less_than_a_kilobyte_each():

@@ -25,6 +25,7 @@ class Config:
         connect_timeout_s: one connection, TCP and TLS together.
         business: tag of the business, for statistics; a request's `stormline.business` extension overrides it.
         disabled: means never to use, by name (`long`, `ip-direct`, `direct`).
+        http2: offer HTTP/2 to origins that are asked directly.
         report: send each call's timeline to the platform's APM. It holds host, path, times and outcome; no query
             values, headers, bodies or credentials.
         store: folder where the device token and the last plan are kept between starts, None to keep nothing.
@@ -38,6 +39,7 @@ class Config:
     connect_timeout_s: float = limits.LINK_CONNECT_TIMEOUT_S
     business: str = ""
     disabled: frozenset[str] = frozenset()
+    http2: bool = True
     report: bool = True
     store: Path | None = None
     network: str = "unknown"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _LONG_TLS: Final = "sl-tls"
 _H1: Final = "h1"
+_H2: Final = "h2"
 """`wire.plan.Carrier`, by value: that module is loaded with a platform only."""
 _NOT_FORWARDED: Final = frozenset(
     {b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"}
@@ -206,7 +207,8 @@ class Executor:
             )
         except errors.TransportError as error:
             raise _Failed(error, reused=not progress.dialled and error.phase.reached(Phase.SEND)) from error
-        trace.connected(str(response.peer), _H1, reused=response.reused)
+        carrier = _H2 if response.http_version == "HTTP/2" else _H1
+        trace.connected(str(response.peer), carrier, reused=response.reused)
         trace.answered(response.status)
         return Answer(
             trace,

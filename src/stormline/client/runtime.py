@@ -50,7 +50,8 @@ class Runtime:
         self._call_numbers = itertools.count(1)
         self._outside = outside
         self._resolver = outside.resolver()
-        self._pool = HttpPool(self._dialer(foreign_context or outside.trust.foreign_context()), self.clock)
+        alpn = ("h2", "http/1.1") if config.http2 else ("http/1.1",)
+        self._pool = HttpPool(self._dialer(foreign_context or outside.trust.foreign_context(alpn)), self.clock)
         self._roles_pool: HttpPool | None = None
         self._store: Store | None = None
         self.scheduling: Scheduling | None = None

@@ -317,6 +317,11 @@ POOL_CONNECTIONS_MAX: Final = 256
 """HTTP connections one pool holds, idle ones too; a small part of the descriptors a process has."""
 POOL_CONNECTIONS_PER_ORIGIN_MAX: Final = 32
 """HTTP/1.1 connections to one origin: a burst of requests still goes out at once, and no server sees us as a flood."""
+POOL_JOIN_WAIT_S: Final = 0.5
+"""How long further requests wait for the first connection to a place, to share it should it speak HTTP/2; one that
+takes longer (a dead address, a slow handshake) holds nobody else up."""
+POOL_PLACES_REMEMBERED: Final = 1024
+"""Places known to speak HTTP/1.1 only, whose requests need not wait for each other."""
 POOL_WAITING_MAX: Final = 1024
 """Requests that wait for a connection; beyond it a request fails with QueueFull."""
 POOL_IDLE_S: Final = 20.0

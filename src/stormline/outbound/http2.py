@@ -37,8 +37,8 @@ class Http2Connection:
     """
 
     __slots__ = ("_base", "_checking", "_closed", "_codec", "_going_away", "_loop", "_open", "_pending", "_ping_sent",
-                 "_pings", "_reader", "_reset_at", "_resets_left", "_retired", "_uploads", "_wake", "_write_error",
-                 "_writer", "_written", "exchanges", "idle_since", "stream")  # fmt: skip
+                 "_pings", "_reader", "_reset_at", "_resets_left", "_retired", "_sending", "_uploads", "_wake",
+                 "_write_error", "_writer", "_written", "exchanges", "idle_since", "stream")  # fmt: skip
 
     def __init__(self, stream: Stream) -> None:
         self._loop = asyncio.get_running_loop()
@@ -59,6 +59,7 @@ class Http2Connection:
         self._ping_sent = False
         self._pings = 0
         self._wake: asyncio.Future[None] | None = None
+        self._sending = False
         self._reader = self._loop.create_task(self._read(), name="http/2 reader")
         self._writer = self._loop.create_task(self._write(), name="http/2 writer")
 
@@ -175,8 +176,8 @@ class Http2Connection:
 
     def _send_last_words(self) -> None:
         """Hand the kernel what waits, if it takes it at once; called just before the stream is closed."""
-        if self._wake is None or self._wake.done():
-            return  # the writer is in the middle of a send
+        if self._sending:
+            return  # they would land in the middle of a frame
         sending = self.stream.send_all(self._codec.data_to_send())
         try:
             sending.send(None)
@@ -287,7 +288,9 @@ class Http2Connection:
                 data, carried = self._gather()
                 if data:
                     pinging = self._checking is not None
+                    self._sending = True
                     await self.stream.send_all(data)
+                    self._sending = False
                     self._ping_sent = pinging
                     for exchange in carried:
                         exchange.sent()

@@ -246,10 +246,6 @@ class Exchange:
         self._finish()
         self._wake()
 
-    def got_upload_refused(self) -> None:
-        """Note that the peer wants no more of our body."""
-        self._stop_upload()
-
     # -- body -----------------------------------------------------------------------------------------------------
     async def read(self) -> bytes:
         """See `BodySource.read`."""

@@ -3,7 +3,7 @@
 import asyncio
 import collections
 from collections.abc import Callable, Coroutine
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from stormline.core import errors, limits
 from stormline.core.clock import Clock
@@ -14,6 +14,9 @@ from stormline.outbound.dial import quiet
 from stormline.outbound.http1 import Http1Connection
 from stormline.outbound.http1_codec import encode
 from stormline.outbound.messages import HttpRequest, HttpResponse
+
+if TYPE_CHECKING:
+    from stormline.outbound.http2 import Http2Connection
 
 _T = TypeVar("_T")
 _SWEEP_STEP_S: Final = 0.5
@@ -58,20 +61,31 @@ class _Idle(NamedTuple):
     since: float
 
 
+class _Times(NamedTuple):
+    """Bounds of one request: `head_by` and `body_by` in the loop's time; see `HttpPool.request`."""
+
+    head_by: float
+    body_by: float
+    read_timeout_s: float | None
+    connect_timeout_s: float | None
+
+
 class _Slot:
     """The right to one connection. Held from the grant to `HttpPool._release`, which takes it once."""
 
-    __slots__ = ("connection", "key", "released")
+    __slots__ = ("connection", "key", "released", "shared")
 
     def __init__(self, key: _Key, connection: Http1Connection | None) -> None:
         self.key = key
         self.connection = connection
+        self.shared: Http2Connection | None = None  # instead of the other
         self.released = False
 
 
 class _Waiter(NamedTuple):
     key: _Key
-    grant: asyncio.Future[_Slot]
+    grant: asyncio.Future[_Slot | None]
+    """A slot; None where an HTTP/2 connection has come that the request can share."""
 
 
 class _Progress:
@@ -83,7 +97,7 @@ class _Progress:
         self._host = host
         self._on_stage = on_stage
         self.phase = Phase.QUEUED
-        self.connection: Http1Connection | None = None
+        self.connection: Http1Connection | None = None  # over HTTP/2 the exchange itself knows
 
     def stage(self, stage: str) -> None:
         self.phase = Phase(stage)
@@ -97,11 +111,14 @@ class _Progress:
 
 
 class HttpPool:
-    """Sends HTTP/1.1 requests over kept connections. Belongs to one event loop.
+    """Sends requests over kept connections, HTTP/1.1 or HTTP/2 as TLS agreed. Belongs to one event loop.
 
     Connections are shared by scheme, host, port, given addresses and server name. Their number is bounded over all and
     per origin; requests beyond wait first come, first served, except that nobody waits behind another origin's limit.
     An idle connection makes room where another is needed. The pool never sends a request twice.
+
+    A connection that speaks HTTP/2 takes all requests of its place side by side. While the first connection to a place
+    is being made, further requests wait a moment to see whether they can share it.
 
     Args:
         dialer: makes connections.
@@ -130,6 +147,9 @@ class HttpPool:
         self._count: collections.Counter[_Origin] = collections.Counter()  # slots and idle connections
         self._total = 0
         self._waiters: collections.deque[_Waiter] = collections.deque()
+        self._shared: dict[_Key, list[_Slot]] = {}  # slots of HTTP/2 connections, which take many requests
+        self._dialling: dict[_Key, asyncio.Future[None]] = {}  # first connections to places not known to speak HTTP/1
+        self._speaks_h1: collections.OrderedDict[_Key, None] = collections.OrderedDict()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -171,35 +191,44 @@ class HttpPool:
             DeadlineExceeded: `phase` says in what.
             LocalProtocolError: the request cannot be sent as it is, or the pool is closed.
         """
-        encoded = encode(request)
         key = _key_of(request, addresses, server_name)
         progress = _Progress(request.host, on_stage)
         now = asyncio.get_running_loop().time()
-        deadline_at = now + deadline_s
-        body_deadline_at = deadline_at if body_deadline_s is None else now + body_deadline_s
+        times = _Times(
+            head_by=now + deadline_s,
+            body_by=now + (deadline_s if body_deadline_s is None else body_deadline_s),
+            read_timeout_s=read_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+        )
         if deadline_s <= 0.0:
             raise progress.too_late()
-        if fresh and key in self._idle:
-            self._close_idle(key, len(self._idle[key]))
-        slot = self._grant(key)
+        if fresh:
+            self._leave_old(key)
+        shared = self._take_shared(key)
+        if shared is not None:
+            return await self._exchange_shared(shared, request, times, progress)
+        encoded = encode(request)  # now, so that what cannot be sent fails before anything is done for it
+        slot = self._grant(key) if key not in self._dialling else None
         if slot is None:
-            slot = await self._within(deadline_at, progress, self._wait_for_grant(key))
+            slot = await self._within(times.head_by, progress, self._wait_for_place(key))
         try:
-            if slot.connection is None:
-                left_s = deadline_at - asyncio.get_running_loop().time()
-                timeout_s = left_s if connect_timeout_s is None else min(left_s, connect_timeout_s)
-                slot.connection = await self._connect(key, timeout_s, progress, on_note)
-            progress.connection = slot.connection
-            return await slot.connection.exchange(
+            connection = slot.connection
+            if connection is None and slot.shared is None:
+                connection = slot.connection = await self._connect(slot, times, progress, on_note)
+            if connection is None:
+                return await self._exchange_shared(slot, request, times, progress)
+            progress.connection = connection
+            return await connection.exchange(
                 encoded,
-                deadline_at=body_deadline_at,
-                head_by=deadline_at,
+                deadline_at=times.body_by,
+                head_by=times.head_by,
                 read_timeout_s=read_timeout_s,
                 done=lambda reusable: self._release(slot, reusable=reusable),
                 on_stage=progress.stage,
             )
         except BaseException:
-            self._release(slot, reusable=False)
+            if slot.shared is None:
+                self._release(slot, reusable=False)
             raise
 
     async def _within(self, deadline_at: float, progress: _Progress, work: Coroutine[None, None, _T]) -> _T:
@@ -212,23 +241,122 @@ class HttpPool:
             raise progress.too_late() from error
 
     async def _connect(
-        self, key: _Key, timeout_s: float, progress: _Progress, on_note: Callable[[str], None]
-    ) -> Http1Connection:
-        stream = await self._dialer.dial(
-            key.origin.host,
-            key.origin.port,
-            tls=key.origin.scheme == "https",
-            timeout_s=timeout_s,
-            addresses=key.addresses,
-            server_name=key.server_name,
+        self, slot: _Slot, times: _Times, progress: _Progress, on_note: Callable[[str], None]
+    ) -> Http1Connection | None:
+        """Make the connection of a slot; None where it speaks HTTP/2: all requests of its place share it."""
+        key = slot.key
+        left_s = times.head_by - asyncio.get_running_loop().time()
+        timeout_s = left_s if times.connect_timeout_s is None else min(left_s, times.connect_timeout_s)
+        first: asyncio.Future[None] | None = None
+        if key.origin.scheme == "https" and key not in self._speaks_h1 and key not in self._dialling:
+            first = self._dialling[key] = asyncio.get_running_loop().create_future()
+        try:
+            stream = await self._dialer.dial(
+                key.origin.host,
+                key.origin.port,
+                tls=key.origin.scheme == "https",
+                timeout_s=timeout_s,
+                addresses=key.addresses,
+                server_name=key.server_name,
+                on_stage=progress.stage,
+                on_note=on_note,
+            )
+            if self._closed:
+                stream.close()
+                raise _pool_closed()
+            if stream.alpn != "h2":
+                if key.origin.scheme == "https":
+                    self._remember_h1(key)
+                return Http1Connection(stream)
+            from stormline.outbound import http2  # 50 ms of importing, which a client that meets none need not pay
+
+            slot.shared = http2.Http2Connection(stream)
+            self._shared.setdefault(key, []).append(slot)
+            self._call_waiters_to(key)
+            return None
+        finally:
+            if first is not None:
+                del self._dialling[key]
+                first.set_result(None)
+
+    def _remember_h1(self, key: _Key) -> None:
+        self._speaks_h1[key] = None
+        self._speaks_h1.move_to_end(key)
+        if len(self._speaks_h1) > limits.POOL_PLACES_REMEMBERED:
+            self._speaks_h1.popitem(last=False)
+
+    # -- HTTP/2 connections, shared -------------------------------------------------------------------------------
+    def _take_shared(self, key: _Key) -> _Slot | None:
+        """Give the slot of an HTTP/2 connection that takes another request; those that are over are let go."""
+        slots = self._shared.get(key)
+        if slots is None:
+            return None
+        for slot in list(slots):
+            if slot.shared is None or slot.shared.closed:
+                self._let_shared_go(slot)
+            elif not slot.shared.retired:
+                return slot
+        return None
+
+    async def _exchange_shared(
+        self, slot: _Slot, request: HttpRequest, times: _Times, progress: _Progress
+    ) -> HttpResponse:
+        from stormline.outbound import http2_codec
+
+        if slot.shared is None:
+            raise errors.LocalProtocolError("the connection is not shared")
+        return await slot.shared.exchange(
+            http2_codec.encode(request),
+            deadline_at=times.body_by,
+            head_by=times.head_by,
+            read_timeout_s=times.read_timeout_s,
+            done=lambda _: self._shared_rests(slot),
             on_stage=progress.stage,
-            on_note=on_note,
         )
-        connection = Http1Connection(stream)
-        if self._closed:
-            connection.close()
-            raise _pool_closed()
-        return connection
+
+    def _shared_rests(self, slot: _Slot) -> None:
+        """An exchange is over: the connection may be too, or may rest from now on."""
+        connection = slot.shared
+        if connection is not None:
+            if connection.closed or (connection.retired and not connection.open_streams):
+                self._let_shared_go(slot)
+            elif not connection.open_streams:
+                self._plan_sweep(self._idle_s)
+
+    def _let_shared_go(self, slot: _Slot) -> None:
+        slots = self._shared.get(slot.key)
+        if slots is not None and slot in slots:
+            slots.remove(slot)
+            if not slots:
+                del self._shared[slot.key]
+        self._release(slot, reusable=False)
+
+    def _leave_old(self, key: _Key) -> None:
+        """Use nothing any more that stands: idle connections are closed, shared ones end with their last request."""
+        if key in self._idle:
+            self._close_idle(key, len(self._idle[key]))
+        for slot in list(self._shared.get(key, ())):
+            if slot.shared is not None:
+                slot.shared.retire()
+                self._shared_rests(slot)
+
+    def _call_waiters_to(self, key: _Key) -> None:
+        """Tell those who wait for the place that they can share a connection now."""
+        for waiter in [waiter for waiter in self._waiters if waiter.key == key]:
+            self._waiters.remove(waiter)
+            if not waiter.grant.done():
+                waiter.grant.set_result(None)
+
+    async def _wait_for_place(self, key: _Key) -> _Slot:
+        """Give a slot of its own, or that of a connection to share."""
+        dialling = self._dialling.get(key)
+        if dialling is not None:
+            await asyncio.wait([dialling], timeout=limits.POOL_JOIN_WAIT_S)
+        while True:
+            shared = self._take_shared(key)
+            slot = shared if shared is not None else self._grant(key) or await self._wait_for_grant(key)
+            if slot is not None:
+                return slot
 
     async def aclose(self) -> None:
         """Close every connection; see `close`."""
@@ -250,8 +378,9 @@ class HttpPool:
         for key in list(self._idle):
             self._close_idle(key, len(self._idle[key]))
         for slot in list(self._slots):
-            if slot.connection is not None:
-                slot.connection.close()
+            for connection in (slot.connection, slot.shared):
+                if connection is not None:
+                    connection.close()
 
     @property
     def open_connections(self) -> int:
@@ -261,7 +390,9 @@ class HttpPool:
     @property
     def idle_connections(self) -> int:
         """Connections that wait for a request."""
-        return sum(len(entries) for entries in self._idle.values())
+        shared = [slot.shared for slots in self._shared.values() for slot in slots]
+        resting = sum(each is not None and each.idle_since is not None for each in shared)
+        return resting + sum(len(entries) for entries in self._idle.values())
 
     # -- slots ----------------------------------------------------------------------------------------------------
     def _grant(self, key: _Key) -> _Slot | None:
@@ -281,7 +412,7 @@ class HttpPool:
         self._slots[slot] = None
         return slot
 
-    async def _wait_for_grant(self, key: _Key) -> _Slot:
+    async def _wait_for_grant(self, key: _Key) -> _Slot | None:
         if len(self._waiters) >= limits.POOL_WAITING_MAX:
             raise errors.QueueFull(
                 f"{key.origin.host}: {len(self._waiters)} requests wait for a connection already",
@@ -296,7 +427,9 @@ class HttpPool:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             elif not waiter.grant.cancelled() and waiter.grant.exception() is None:
-                self._release(waiter.grant.result(), reusable=True)  # granted and cancelled in the same moment
+                slot = waiter.grant.result()
+                if slot is not None:
+                    self._release(slot, reusable=True)  # granted and cancelled in the same moment
             raise
 
     def _release(self, slot: _Slot, *, reusable: bool) -> None:
@@ -310,6 +443,8 @@ class HttpPool:
             self._idle.setdefault(slot.key, []).append(_Idle(connection, self._clock.monotonic()))
             self._plan_sweep(self._idle_s)
         else:
+            if slot.shared is not None:
+                slot.shared.close()
             self._drop(slot.key.origin, connection)
         self._serve_waiters()
 
@@ -344,9 +479,23 @@ class HttpPool:
         """Close the connection that is idle for longest, of one origin or of all; False where none is idle."""
         keys = [key for key in self._idle if origin is None or key.origin == origin]
         if not keys:
-            return False
+            return self._evict_shared(origin)
         oldest = min(keys, key=lambda key: self._idle[key][0].since)
         self._close_idle(oldest, 1)
+        return True
+
+    def _evict_shared(self, origin: _Origin | None) -> bool:
+        resting = [
+            (slot.shared.idle_since, slot)
+            for slots in self._shared.values()
+            for slot in slots
+            if slot.shared is not None
+            and slot.shared.idle_since is not None
+            and (origin is None or slot.key.origin == origin)
+        ]
+        if not resting:
+            return False
+        self._let_shared_go(min(resting, key=lambda entry: entry[0])[1])
         return True
 
     def _close_idle(self, key: _Key, number: int) -> None:
@@ -373,9 +522,18 @@ class HttpPool:
         now = self._clock.monotonic()
         for key, entries in list(self._idle.items()):
             self._close_idle(key, sum(now - entry.since >= self._idle_s for entry in entries))
-        if self._idle:
-            oldest = min(entries[0].since for entries in self._idle.values())
-            self._plan_sweep(max(_SWEEP_STEP_S, oldest + self._idle_s - now))
+        soonest = [entries[0].since + self._idle_s - now for entries in self._idle.values()]
+        loop_now = asyncio.get_running_loop().time()
+        for slot in [slot for slots in self._shared.values() for slot in slots]:
+            connection = slot.shared
+            if connection is not None and connection.idle_since is not None:
+                left_s = connection.idle_since + self._idle_s - loop_now
+                if left_s <= 0 or connection.closed:
+                    self._let_shared_go(slot)
+                else:
+                    soonest.append(left_s)
+        if soonest:
+            self._plan_sweep(max(_SWEEP_STEP_S, min(soonest)))
 
 
 def _key_of(request: HttpRequest, addresses: tuple[Address, ...] | None, server_name: str | None) -> _Key:

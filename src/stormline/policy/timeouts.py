@@ -244,17 +244,16 @@ class TimeoutPolicy:
         reading = measures.answer_bytes / measures.down
         need = _need_s(measures, queue) + measures.cost_s + moving
         first_by, read_write = _share(left, need, attempt, attempts), first + gap + reading + moving
-        packet_gap: float | None = gap
         if shape.pattern is Pattern.LONG_POLL:
-            hold = sound(shape.hold_s, limits.SAMPLE_DURATION_S_MAX)
-            hold = limits.LONG_POLL_HOLD_S if hold is None else hold
-            first, read_write, first_by = first + hold, read_write + hold, left
+            first_by, first, read_write = left, first + _hold_s(shape), read_write + _hold_s(shape)
         elif shape.pattern is Pattern.STREAM:
             # Some servers send the head with the first event only, so the head has the patience of the cold start.
             first = max(first, COLD_FIRST_S[0 if measures.fast else 1] + measures.cost_s + moving)
-            first_by, read_write, packet_gap = left, left, None
-        elif shape.pattern in (Pattern.UPLOAD, Pattern.DOWNLOAD):
-            first_by, read_write = (left if shape.pattern is Pattern.UPLOAD else first_by), left
+            first_by = read_write = left
+        elif shape.pattern is Pattern.UPLOAD:
+            first_by = read_write = left
+        elif shape.pattern is Pattern.DOWNLOAD:
+            read_write = left
         connect, tls = _set_up_s(measures, patience, queue)
         return Timeouts(
             task_s=left,
@@ -263,7 +262,7 @@ class TimeoutPolicy:
             tls_s=min(tls, first_by),
             send_gap_s=min(gap + _size(queue.bytes_up) / measures.up, left),
             first_packet_s=min(first, first_by),
-            packet_gap_s=None if packet_gap is None else min(packet_gap, left),
+            packet_gap_s=None if shape.pattern is Pattern.STREAM else min(gap, left),
             read_write_s=min(read_write, left),
             basis=_basis(measures),
         )
@@ -277,7 +276,7 @@ class TimeoutPolicy:
             return math.inf
         cost = sound(shape.server_cost_s, limits.SERVER_COST_S_MAX) or 0.0
         if shape.pattern is Pattern.LONG_POLL:
-            cost += sound(shape.hold_s, limits.SAMPLE_DURATION_S_MAX) or limits.LONG_POLL_HOLD_S
+            cost += _hold_s(shape)
         return min((TASK_ATTEMPT_S + cost) * max(1, attempts), limits.CALL_DEADLINE_MAX_S)
 
     def state(self, network: Network, now: float) -> State:
@@ -426,6 +425,12 @@ class TimeoutPolicy:
 def _size(value: object) -> int:
     """Give a size in bytes; 0 for what is none."""
     return min(value, 2**53) if isinstance(value, int) and value > 0 else 0
+
+
+def _hold_s(shape: RequestShape) -> float:
+    """Give how long the server of a long poll may hold it."""
+    hold = sound(shape.hold_s, limits.SAMPLE_DURATION_S_MAX)
+    return limits.LONG_POLL_HOLD_S if hold is None else hold
 
 
 def _moving_s(shape: RequestShape, queue: Queue, measures: _Measures) -> float:

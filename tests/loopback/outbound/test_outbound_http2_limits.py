@@ -284,7 +284,7 @@ async def test_check_tells_a_living_peer_from_a_silent_one(connect, peers, until
 
 async def test_check_ends_with_the_connection(connect, peers, until):
     connection = await connect()
-    await until(lambda: peers)
+    assert await connection.check(5)
     peers[0].writer.transport.pause_reading()
     checking = asyncio.create_task(connection.check(30))
     await asyncio.sleep(0.05)
