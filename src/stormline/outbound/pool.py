@@ -207,6 +207,12 @@ class HttpPool:
         shared = self._take_shared(key)
         if shared is not None:
             return await self._exchange_shared(shared, request, times, progress)
+        return await self._exchange(key, request, times, progress, on_note)
+
+    async def _exchange(
+        self, key: _Key, request: HttpRequest, times: _Times, progress: _Progress, on_note: Callable[[str], None]
+    ) -> HttpResponse:
+        """Send a request over a slot of its own, or over what turns out to be shared."""
         encoded = encode(request)  # now, so that what cannot be sent fails before anything is done for it
         slot = self._grant(key) if key not in self._dialling else None
         if slot is None:
@@ -222,7 +228,7 @@ class HttpPool:
                 encoded,
                 deadline_at=times.body_by,
                 head_by=times.head_by,
-                read_timeout_s=read_timeout_s,
+                read_timeout_s=times.read_timeout_s,
                 done=lambda reusable: self._release(slot, reusable=reusable),
                 on_stage=progress.stage,
             )
