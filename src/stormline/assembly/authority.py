@@ -13,7 +13,6 @@ One process at a time may call these functions on one folder (assembly holds the
 moment leaves each file old or new, never half; a pair of files that a crash left unequal is made again.
 """
 
-import contextlib
 import datetime
 import hashlib
 import ipaddress
@@ -33,6 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from stormline.core import errors, ids, limits
 from stormline.core.clock import Clock, Rng
 from stormline.dispatch.signer import read_signing_key
+from stormline.net.files import write_atomic
 from stormline.web.server import TlsFiles
 from stormline.wire import hostname, jws
 
@@ -349,26 +349,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey | None:
 
 def _write(path: Path, data: bytes, *, mode: int) -> None:
     """Put `data` at `path` in one step that outlives a power cut."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # The name is ours alone: what a crashed process of our number left is removed, a link is not followed.
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
-            raise
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_atomic(path, data, mode=mode)
     except OSError as error:
         raise errors.ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -23,6 +23,7 @@ import msgspec
 
 from stormline.core import errors, limits
 from stormline.core.values import Secret
+from stormline.net.files import write_atomic
 from stormline.settings.discovery import BUNDLE_NAME
 from stormline.settings.model import Settings
 
@@ -229,19 +230,8 @@ def write(path: Path, value: object, *, mode: int = 0o600) -> None:
         PlatformError: it cannot be written.
     """
     data = value if isinstance(value, bytes) else msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                fresh.unlink()
-            raise
+        write_atomic(path, data, mode=mode)
     except OSError as error:
         raise errors.PlatformError(f"state folder: cannot write {path}: {error.strerror}") from error
 

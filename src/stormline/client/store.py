@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from stormline.core import errors, limits
+from stormline.net.files import write_atomic
 
 
 class Store:
@@ -80,8 +81,6 @@ class Store:
 
     @staticmethod
     def _write(path: Path, text: str) -> None:
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        with contextlib.suppress(OSError):
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
-                file.write(text)
-            temporary.replace(path)
+        # Fails too where the text is not ASCII: it came from a server, and is no token or plan of ours then.
+        with contextlib.suppress(OSError, UnicodeEncodeError):
+            write_atomic(path, text.encode("ascii"), mode=0o600)

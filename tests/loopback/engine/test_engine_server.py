@@ -1,11 +1,9 @@
 """The embedded server: start, restart, refusals, and what a business credential cannot do."""
 
 import asyncio
-import os
 import signal
 import socket
 import stat
-from pathlib import Path
 
 import nats
 import nats.errors
@@ -303,14 +301,3 @@ def test_configuration_syncs_every_write_and_listens_where_told(tmp_path):
 
 def test_configuration_quotes_what_could_end_a_text():
     assert server_module._quoted('a"b\\c\n$ü{') == '"a\\x22b\\x5cc\\x0a$ü{"'
-
-
-def test_private_files_are_replaced_whole(tmp_path):
-    path = tmp_path / "f"
-    path.write_text("old")
-    path.chmod(0o644)
-    Path(tmp_path / "f.part").write_text("rest of a crash")
-    server_module._write_private(path, "new")
-    assert path.read_text() == "new"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert os.listdir(tmp_path) == ["f"]
