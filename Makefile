@@ -3,6 +3,7 @@
 #   DEMO        0 leaves out the demo shop of `make up`               DEMO=0
 #   UP_ARGS     further arguments of `stormline up`                   UP_ARGS="--nats nats://127.0.0.1:4222"
 #   TEST_ARGS   further arguments of pytest                           TEST_ARGS="-x tests/unit"
+#   TEST_JOBS   test files at once; most tests wait more than they work   TEST_JOBS=1
 #   SOAK_S      how long `make soak` runs, in seconds                 SOAK_S=600
 #   LOCK_ARGS   further arguments of `make lock`                      LOCK_ARGS=--upgrade
 # Package indexes are the machine's own settings (environment and pip/uv configuration); no file here names one.
@@ -11,6 +12,7 @@ PYTHON ?= python3
 DEMO ?= 1
 UP_ARGS ?=
 TEST_ARGS ?=
+TEST_JOBS ?= 3
 SOAK_S ?= 600
 LOCK_ARGS ?=
 
@@ -87,7 +89,7 @@ up: setup  ## set up and run the whole platform with the demo shop (DEMO=0: with
 	@exec $(BIN)/stormline up $(if $(filter 0 no false,$(DEMO)),,--demo) $(UP_ARGS)
 
 test: setup peers system-tools  ## set up and run all tests
-	@exec $(BIN)/pytest $(TEST_ARGS)
+	@exec $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
 check: setup  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .
