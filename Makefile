@@ -4,6 +4,7 @@
 #   UP_ARGS     further arguments of `stormline up`                   UP_ARGS="--nats nats://127.0.0.1:4222"
 #   TEST_ARGS   further arguments of pytest                           TEST_ARGS="-x tests/unit"
 #   TEST_JOBS   test files at once; most tests wait more than they work   TEST_JOBS=1
+#   LAB_ARGS    further arguments of `make lab`                       LAB_ARGS="--duration 120 --seed 2"
 #   SOAK_S      how long `make soak` runs, in seconds                 SOAK_S=600
 #   LOCK_ARGS   further arguments of `make lock`                      LOCK_ARGS=--upgrade
 # Package indexes are the machine's own settings (environment and pip/uv configuration); no file here names one.
@@ -13,6 +14,7 @@ DEMO ?= 1
 UP_ARGS ?=
 TEST_ARGS ?=
 TEST_JOBS ?= 3
+LAB_ARGS ?=
 SOAK_S ?= 600
 LOCK_ARGS ?=
 
@@ -110,7 +112,7 @@ bench: setup  ## measure this machine; results go to bench/results/
 	@exec $(BIN)/stormline bench
 
 lab: setup peers system-tools  ## run the weak-network laboratory's standard set, as root, in ten minutes
-	@exec $(BIN)/stormline lab
+	@exec $(BIN)/stormline lab $(LAB_ARGS)
 
 soak: setup  ## property tests and simulated storms with new seeds for SOAK_S seconds
 	@end=$$(( $$(date +%s) + $(SOAK_S) )); round=0; \

@@ -72,6 +72,13 @@ def test_outcomes_failure_without_a_kind_is_other() -> None:
     assert results.outcomes([workload.Ask(0, 0.0, 10)], [told])[0].kind == "other"
 
 
+def test_examples_give_the_most_frequent_words_of_each_kind() -> None:
+    lines = [{**line(n, 1.0, "timeout"), "detail": "ReadTimeout: "} for n in range(3)]
+    lines += [{**line(3, 1.0, "timeout"), "detail": "PoolTimeout: "}]
+    lines += [{**line(4, 1.0, "tls"), "detail": "bad"}, line(5, 1.0)]
+    assert results.examples(lines) == {"timeout": "ReadTimeout:  (3 of 4)", "tls": "bad (1 of 1)"}
+
+
 def test_duplicates_count_what_came_again() -> None:
     assert results.count_duplicates({"0": 1, "1": 3, "2": 2}) == 3
     assert results.count_duplicates({}) == 0

@@ -753,3 +753,5 @@ STALL_LOOK_S_MAX: Final = 5.0
 """Longest pause between two looks at a connection that owes us something."""
 STALL_LOOK_S_MIN: Final = 0.05
 """Shortest such pause."""
+LAB_LINGER_S: Final = 2.0
+"""How long the laboratory's servers take no notice of what a client still sends on a connection they have closed."""

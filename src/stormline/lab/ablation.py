@@ -21,7 +21,7 @@ def split(without: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     unknown = [name for name in without if name not in WITHOUT]
     if unknown:
         raise errors.ConfigError(f"without {unknown[0]!r}: expected some of {', '.join(WITHOUT)}")
-    have = {means.value for means in Means}
+    have = {*(means.value for means in Means), "h2"}
     return tuple(name for name in without if name in have), tuple(name for name in without if name not in have)
 
 

@@ -101,6 +101,8 @@ class Connection(asyncio.Protocol):
         self._session: _Session | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._linger: asyncio.TimerHandle | None = None
+        """Set once the connection is being closed."""
 
     # -- from the loop ------------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -114,7 +116,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the network."""
-        if self._fate == "accept-only":
+        if self._fate == "accept-only" or self._linger is not None:
             return
         if self._fate == "reset":
             self.abort()
@@ -142,6 +144,8 @@ class Connection(asyncio.Protocol):
         """End all work."""
         self._transport = None
         self._writable.set()
+        if self._linger is not None:
+            self._linger.cancel()
         if self._session is not None:
             self._session.close()
         self._on_end(self)
@@ -164,7 +168,7 @@ class Connection(asyncio.Protocol):
     @property
     def open(self) -> bool:
         """False once the connection is gone or being closed."""
-        return self._transport is not None and not self._transport.is_closing()
+        return self._transport is not None and not self._transport.is_closing() and self._linger is None
 
     def send(self, data: bytes) -> None:
         """Send bytes to the client; nothing happens on a connection that is gone."""
@@ -180,13 +184,19 @@ class Connection(asyncio.Protocol):
         await self._writable.wait()
 
     def close(self) -> None:
-        """Close after what was sent."""
-        if self._transport is None:
+        """Close after what was sent, and take no notice of what still comes.
+
+        Lingers as web servers do: a socket closed while the client still sends is answered by RST, which would destroy
+        answers on their way.
+        """
+        if self._transport is None or self._linger is not None:
             return
         if self._tls is not None and self._tls.ready:
             self._tls.end()
             self._flush()
-        self._transport.close()
+        self._linger = asyncio.get_running_loop().call_later(limits.LAB_LINGER_S, self._transport.close)
+        if not self._transport.is_closing():
+            self._transport.write_eof()
 
     def abort(self) -> None:
         """Reset the connection."""

@@ -31,6 +31,11 @@ class Cell:
         self.resent_pct = 100 * sum(run.duplicates for run in runs) / self.requests
         self.distrust = [f"seed {run.seed}: {run.distrust}" for run in runs if run.distrust]
 
+    def examples(self) -> str:
+        """Give the words that failures came with, of the first run that has any."""
+        told = next((run.examples for run in self.runs if run.examples), {})
+        return "; ".join(f"{kind}: {words}" for kind, words in told.items())
+
     def failures(self) -> str:
         """Say what failed, most frequent first."""
         kinds: dict[str, int] = {}
@@ -320,7 +325,8 @@ def _failures(table: Table) -> str:
             if cell is not None and cell.failures():
                 rows.append(
                     f'<tr><th scope="row">{html.escape(profile)}</th><td>{html.escape(label)}</td>'
-                    f'<td class="left">{html.escape(cell.failures())}</td></tr>'
+                    f'<td class="left">{html.escape(cell.failures())}<small>{html.escape(cell.examples())}</small></td>'
+                    "</tr>"
                 )
     if not rows:
         return ""

@@ -119,6 +119,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     shaper_p99_ms: float = 0.0
     cpu_s: float = 0.0
     """CPU time of the client's process from begin to end."""
+    examples: dict[str, str] = {}
+    """For each kind of failure the words most of them came with."""
     outcomes: list[Outcome] = []
     events: list[Fault] = []
 
@@ -166,6 +168,18 @@ def outcomes(schedule: Iterable[workload.Ask], lines: Iterable[Mapping[str, Any]
     return joined
 
 
+def examples(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Give for each kind of failure the words that most of them came with, and how often."""
+    words: dict[str, Counter[str]] = {}
+    for line in lines:
+        if "id" in line and not line["ok"]:
+            words.setdefault(str(line["kind"]), Counter())[str(line["detail"])] += 1
+    return {
+        kind: f"{found.most_common(1)[0][0]} ({found.most_common(1)[0][1]} of {found.total()})"
+        for kind, found in sorted(words.items())
+    }
+
+
 def summarise(
     key: RunKey,
     found: Sequence[Outcome],
@@ -175,6 +189,7 @@ def summarise(
     events: Sequence[Fault] = (),
     cpu_s: float = 0.0,
     no_effect: Sequence[str] = (),
+    told: Mapping[str, str] | None = None,
 ) -> Result:
     """Make the result of a run."""
     times = sorted(outcome.took_s for outcome in found if not outcome.kind)
@@ -205,6 +220,7 @@ def summarise(
         server_lag_ms=trust.server_lag_ms,
         shaper_p99_ms=trust.shaper_p99_ms,
         cpu_s=cpu_s,
+        examples=dict(told or {}),
         outcomes=list(found),
         events=list(events),
     )

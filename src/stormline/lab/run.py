@@ -272,6 +272,7 @@ class _Run:
             events=[self._fault(event) for event in report.events],
             cpu_s=last.get("cpu_s", 0.0),
             no_effect=self._no_effect,
+            told=results.examples(self.driver.lines),
         )
 
     def _fault(self, event: Mapping[str, Any]) -> results.Fault:
