@@ -317,6 +317,11 @@ POOL_CONNECTIONS_MAX: Final = 256
 """HTTP connections one pool holds, idle ones too; a small part of the descriptors a process has."""
 POOL_CONNECTIONS_PER_ORIGIN_MAX: Final = 32
 """HTTP/1.1 connections to one origin: a burst of requests still goes out at once, and no server sees us as a flood."""
+H2_DOUBT_S: Final = 2.0
+"""A request over a shared connection that got no answer for this long and was given up makes us look whether the
+connection lives: else a path that died in silence takes every further request until TCP gives up, minutes later."""
+H2_CHECK_S: Final = 5.0
+"""Wait for the answer to that PING, or any other sign of life: a full queue of a slow link holds it up for seconds."""
 POOL_JOIN_WAIT_S: Final = 0.5
 """How long further requests wait for the first connection to a place, to share it should it speak HTTP/2; one that
 takes longer (a dead address, a slow handshake) holds nobody else up."""

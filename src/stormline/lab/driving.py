@@ -68,7 +68,8 @@ class Driver:
         self.end: Mapping[str, Any] | None = None
         """Its last line; None where it ended early."""
         self._on_line = on_line
-        self._ready = threading.Event()
+        self._greeted = False
+        self._ready = threading.Event()  # set too where it ends before it has greeted us
         self._log_path = folder / "stderr"
         config = {
             "base_url": base_url,
@@ -121,7 +122,7 @@ class Driver:
             PlatformError: it did not get so far; the message has its last words.
         """
         self._ready.wait(limits.LAB_READY_S)
-        if not self._ready.is_set() or self._process.poll() is not None:
+        if not self._greeted or self._process.poll() is not None:
             raise errors.PlatformError(f"client {self.client.name} did not start: {self.last_words()}")
 
     def go(self) -> None:
@@ -179,6 +180,7 @@ class Driver:
                 except ValueError:
                     continue  # a library that prints
                 if "ready" in line:
+                    self._greeted = True
                     self._ready.set()
                 elif "done" in line:
                     self.end = line

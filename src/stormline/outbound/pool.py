@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
@@ -150,6 +151,7 @@ class HttpPool:
         self._shared: dict[_Key, list[_Slot]] = {}  # slots of HTTP/2 connections, which take many requests
         self._dialling: dict[_Key, asyncio.Future[None]] = {}  # first connections to places not known to speak HTTP/1
         self._speaks_h1: collections.OrderedDict[_Key, None] = collections.OrderedDict()
+        self._checks: dict[_Slot, asyncio.Task[None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -311,14 +313,32 @@ class HttpPool:
 
         if slot.shared is None:
             raise errors.LocalProtocolError("the connection is not shared")
-        return await slot.shared.exchange(
-            http2_codec.encode(request),
-            deadline_at=times.body_by,
-            head_by=times.head_by,
-            read_timeout_s=times.read_timeout_s,
-            done=lambda _: self._shared_rests(slot),
-            on_stage=progress.stage,
-        )
+        began = asyncio.get_running_loop().time()
+        try:
+            return await slot.shared.exchange(
+                http2_codec.encode(request),
+                deadline_at=times.body_by,
+                head_by=times.head_by,
+                read_timeout_s=times.read_timeout_s,
+                done=lambda _: self._shared_rests(slot),
+                on_stage=progress.stage,
+            )
+        except (errors.DeadlineExceeded, asyncio.CancelledError):
+            if asyncio.get_running_loop().time() - began >= limits.H2_DOUBT_S:
+                self._doubt(slot)
+            raise
+
+    def _doubt(self, slot: _Slot) -> None:
+        """A request waited long in vain: see whether the connection lives, before more are put on it for ever."""
+        if slot not in self._checks and not self._closed:
+            self._checks[slot] = asyncio.create_task(self._check(slot), name="check a silent connection")
+
+    async def _check(self, slot: _Slot) -> None:
+        try:
+            if slot.shared is not None and not await slot.shared.check(limits.H2_CHECK_S):
+                self._let_shared_go(slot)
+        finally:
+            self._checks.pop(slot, None)
 
     def _shared_rests(self, slot: _Slot) -> None:
         """An exchange is over: the connection may be too, or may rest from now on."""
@@ -377,6 +397,9 @@ class HttpPool:
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
+        for check in list(self._checks.values()):
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
+                check.cancel()
         waiters, self._waiters = self._waiters, collections.deque()
         for waiter in waiters:
             if not waiter.grant.done():

@@ -1,13 +1,16 @@
 """The pool where an origin speaks HTTP/2: one connection for all, against granian in a process of its own."""
 
 import asyncio
+import os
 import random
+import signal
 import socket
 import sys
 
+import psutil
 import pytest
 
-from stormline.core import errors
+from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.clock import SystemClock
@@ -53,6 +56,7 @@ async def _origin(authority, tmp_path):
             await writer.wait_closed()
             break
     yield address
+    process.send_signal(signal.SIGCONT)
     process.terminate()
     await asyncio.wait_for(process.wait(), 20)
 
@@ -165,3 +169,36 @@ async def test_closed_pool_fails_what_is_under_way_and_takes_no_more(pools, orig
     with pytest.raises(errors.LocalProtocolError, match="closed"):
         await _version(pool, origin)
     assert pool.open_connections == 0
+
+
+def _stop_and_go(address, number):
+    """Send a signal to the server that listens there, workers and all."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == address.port and connection.pid:
+            os.kill(connection.pid, number)
+
+
+async def test_connection_that_died_in_silence_is_left_after_the_first_vain_wait(pools, origin, until, monkeypatch):
+    """A link that is up and dead: without a look at the connection every later request would be lost on it."""
+    monkeypatch.setattr(limits, "H2_DOUBT_S", 0.1)
+    monkeypatch.setattr(limits, "H2_CHECK_S", 0.3)
+    pool = pools()
+    await _version(pool, origin)
+    _stop_and_go(origin, signal.SIGSTOP)
+    try:
+        with pytest.raises(errors.DeadlineExceeded):
+            await pool.request(_request(origin), deadline_s=20.0, read_timeout_s=0.2, addresses=(origin,))
+        await until(lambda: pool.open_connections == 0)
+    finally:
+        _stop_and_go(origin, signal.SIGCONT)
+    assert await _version(pool, origin) == "2"
+
+
+async def test_connection_that_is_only_slow_to_answer_one_request_is_kept(pools, origin, monkeypatch):
+    monkeypatch.setattr(limits, "H2_DOUBT_S", 0.1)
+    pool = pools()
+    with pytest.raises(errors.DeadlineExceeded):
+        await pool.request(_request(origin, b"/slow"), deadline_s=20.0, read_timeout_s=0.2, addresses=(origin,))
+    await asyncio.sleep(0.3)
+    assert await _version(pool, origin) == "2"
+    assert pool.open_connections == 1
