@@ -9,7 +9,14 @@ from stormline.policy.means import Means, Outcome, Step, plan
 
 ORIGINS = tuple(Step(Means.IP_DIRECT, Address(f"192.0.2.{n}", 443)) for n in range(1, 4))
 
-outcomes = st.builds(Outcome, maybe_delivered=st.booleans(), reused=st.booleans(), body_spent=st.booleans())
+outcomes = st.builds(
+    Outcome,
+    maybe_delivered=st.booleans(),
+    reused=st.booleans(),
+    body_spent=st.booleans(),
+    untouched=st.booleans(),
+    final=st.booleans(),
+)
 
 
 @given(
@@ -35,11 +42,12 @@ def test_ladder_keeps_its_rules_whatever_happens(method, has_key, long, long_las
         if (outcome.maybe_delivered and write) or outcome.body_spent:
             assert step is None
         if step is not None and step.fresh:
-            assert outcome.reused
+            assert outcome.reused or outcome.untouched
             assert (step.means, step.address) == (before.means, before.address)
-            assert not before.fresh
+            assert not before.fresh or outcome.untouched
     given_steps = [step for step in steps if step is not None]
-    assert len(given_steps) <= limits.ATTEMPTS_MAX
+    assert made.tries <= limits.ATTEMPTS_MAX
+    assert len(given_steps) <= limits.ATTEMPTS_MAX + sum(outcome.untouched for outcome in path)
     assert not {step.means for step in given_steps} & disabled
     if not long:
         assert Means.LONG not in {step.means for step in given_steps}

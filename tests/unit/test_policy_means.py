@@ -2,6 +2,7 @@
 
 import pytest
 
+from stormline.core import limits
 from stormline.core.values import Address
 from stormline.policy.means import Means, Outcome, Step, plan
 
@@ -51,10 +52,63 @@ class TestPlan:
     )
     def test_means_that_are_switched_off_are_left_out(self, disabled, left):
         steps = climb(ladder(origins=ORIGINS[:1], disabled=disabled), *[CERTAIN] * 5)
-        assert [step.means for step in steps if step] == left
+        assert list(dict.fromkeys(step.means for step in steps if step)) == left
 
-    def test_without_dispatch_there_is_dns(self):
-        assert [step.means for step in climb(ladder(long=False), CERTAIN) if step] == [Means.DIRECT]
+    def test_without_dispatch_there_is_dns_as_often_as_tries_allow(self):
+        steps = climb(ladder(long=False), *[CERTAIN] * 6)
+        assert [step.means for step in steps if step] == [Means.DIRECT] * limits.ATTEMPTS_MAX
+
+    def test_last_means_to_the_origin_is_tried_again_but_not_the_long_connection(self):
+        steps = climb(ladder(disabled=("direct", "ip-direct")), *[CERTAIN] * 4)
+        assert [step.means for step in steps if step] == [Means.LONG]
+
+    def test_name_that_does_not_exist_is_not_asked_for_again(self):
+        assert climb(ladder(long=False), Outcome(maybe_delivered=False, final=True)) == [Step(Means.DIRECT), None]
+
+
+class TestRefusals:
+    """A peer that says it has not processed a request (GOAWAY, REFUSED_STREAM) costs no try: the means works."""
+
+    REFUSED = Outcome(maybe_delivered=False, untouched=True)
+
+    @pytest.mark.parametrize("method", ["GET", "POST"])
+    def test_refused_request_goes_elsewhere_by_the_same_means_without_costing_a_try(self, method):
+        made = ladder(method, long=False)
+        steps = climb(made, *[self.REFUSED] * 12)
+        assert steps == [Step(Means.DIRECT)] * 13
+        assert made.tries == 1
+
+    def test_refusals_are_bounded(self):
+        steps = climb(ladder(long=False), *[self.REFUSED] * (limits.REFUSALS_MAX + limits.ATTEMPTS_MAX + 1))
+        assert len([step for step in steps if step]) == limits.REFUSALS_MAX + limits.ATTEMPTS_MAX
+
+
+class TestBeside:
+    def test_read_may_have_another_step_beside_it_as_often_as_tries_allow(self):
+        made = ladder(long=False)
+        made.next()
+        assert [made.beside() for _ in range(4)] == [Step(Means.DIRECT)] * 3 + [None]
+
+    def test_write_has_nothing_beside_it(self):
+        made = ladder("POST")
+        made.next()
+        assert made.beside() is None
+        assert made.next(CERTAIN).means is Means.DIRECT
+
+    def test_step_beside_counts_as_a_try(self):
+        made = ladder(long=False)
+        made.next()
+        made.beside()
+        assert len([step for step in [made.next(CERTAIN) for _ in range(4)] if step]) == 2
+
+    def test_caller_that_wants_no_repetition_gets_none(self):
+        made = ladder(long=False, resends=False)
+        made.next()
+        assert made.beside() is None
+        assert made.next(UNKNOWN) is None
+
+    def test_caller_that_wants_no_repetition_still_gets_what_was_never_sent_sent(self):
+        assert climb(ladder(long=False, resends=False), CERTAIN)[1] == Step(Means.DIRECT)
 
 
 class TestTwoPhases:

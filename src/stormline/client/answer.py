@@ -1,6 +1,7 @@
 """The answer to a call, and the body of a request: what passes between the executor and the httpx adapters."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,15 @@ class LongBody:
     def __init__(self, call: "LinkCall", read_timeout_s: float | None) -> None:
         self._call = call
         self._read_timeout_s = read_timeout_s
+
+    @property
+    def complete(self) -> bool:
+        """See `BodySource.complete`."""
+        return False
+
+    def patience(self, silence_s: float) -> None:
+        """See `BodySource.patience`."""
+        self._read_timeout_s = silence_s if silence_s != math.inf else None
 
     async def read(self) -> bytes:
         """See `BodySource.read`; a silence longer than the bound is DeadlineExceeded."""

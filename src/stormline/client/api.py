@@ -65,6 +65,10 @@ class AsyncClient(httpx2.AsyncClient):
         finish(held, None if stream else response, self._parse)
         return response
 
+    def network_changed(self) -> None:
+        """Say that the device has another network now; see `AsyncTransport.network_changed`."""
+        self._storm.network_changed()
+
     def channel(self) -> Channel:
         """Give the duplex channel of this client: calls both ways and pushes.
 
@@ -91,7 +95,8 @@ class Client(httpx2.Client):
     ) -> None:
         self._parse = parse
         config = make_config(config, bundle)
-        super().__init__(transport=Transport(config=config, verify=verify), **_options(options, config))
+        self._storm = Transport(config=config, verify=verify)
+        super().__init__(transport=self._storm, **_options(options, config))
 
     def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         """Send a request; see `httpx2.Client.send`."""
@@ -104,6 +109,10 @@ class Client(httpx2.Client):
             raise
         finish(held, None if stream else response, self._parse)
         return response
+
+    def network_changed(self) -> None:
+        """Say that the device has another network now; see `AsyncTransport.network_changed`."""
+        self._storm.network_changed()
 
 
 def _options(options: dict[str, Any], config: Config) -> dict[str, Any]:

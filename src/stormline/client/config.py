@@ -25,6 +25,9 @@ class Config:
         connect_timeout_s: one connection, TCP and TLS together.
         business: tag of the business, for statistics; a request's `stormline.business` extension overrides it.
         disabled: means never to use, by name (`long`, `ip-direct`, `direct`).
+        retry_statuses: answers to reads, and to writes with an `Idempotency-Key`, that are asked again after a pause,
+            that of their `Retry-After` where they have one: what a server says that is too busy or failed for a moment.
+            The last such answer is given to the caller. Empty: every answer is final.
         http2: offer HTTP/2 to origins that are asked directly.
         report: send each call's timeline to the platform's APM. It holds host, path, times and outcome; no query
             values, headers, bodies or credentials.
@@ -39,6 +42,7 @@ class Config:
     connect_timeout_s: float = limits.LINK_CONNECT_TIMEOUT_S
     business: str = ""
     disabled: frozenset[str] = frozenset()
+    retry_statuses: frozenset[int] = frozenset({429, 500, 502, 503, 504})
     http2: bool = True
     report: bool = True
     store: Path | None = None

@@ -1,22 +1,32 @@
 """Runs one HTTP request up its ladder of means until one answers, and tells its trace what happens."""
 
 import asyncio
+import functools
 import math
+import socket
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from stormline.client.answer import Answer, LongBody, RequestBody, gateway_error
 from stormline.client.config import Config
+from stormline.client.following import FollowedBody, MemoryBody
+from stormline.client.lanes import CallLimits, Failed, Lane, Reply, Run
+from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
+from stormline.core.clock import Rng
 from stormline.core.phase import Phase
 from stormline.core.values import Address
-from stormline.outbound.messages import HttpRequest
+from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.outbound.pool import HttpPool
 from stormline.policy import means
+from stormline.policy.budget import retry_after_s
 from stormline.policy.means import Means, Outcome, Step
 from stormline.policy.reconnect import renewable
 from stormline.policy.resend import SAFE_METHODS
+from stormline.policy.shape import Pattern
+from stormline.policy.stall import Action
 
 if TYPE_CHECKING:
     # What needs a platform is imported with one (`runtime`); here it is only named.
@@ -36,30 +46,38 @@ _NOT_FORWARDED: Final = frozenset(
 """Hop-by-hop fields (RFC 9110 section 7.6.1); the host is in the target."""
 
 
-class CallLimits(NamedTuple):
-    """Time of one call, seconds: `deadline_s` until the head of the answer over all attempts, `read_timeout_s` the
-    longest silence (None for any), `connect_timeout_s` one connection (None: as long as the deadline lets)."""
-
-    deadline_s: float
-    read_timeout_s: float | None
-    connect_timeout_s: float | None
-
-
 class Executor:
-    """Runs calls; one per client, used by all its tasks at once."""
+    """Runs calls; one per client, used by all its tasks at once.
+
+    Args:
+        config: the client's settings.
+        pool: connections to origins.
+        steering: what the client has learned of its network.
+        rng: spreads pauses.
+        wall_s: the wall clock, for dates in `Retry-After`.
+        scheduling: plans of a platform.
+        longline: its long connection.
+    """
 
     def __init__(
         self,
         config: Config,
         *,
         pool: HttpPool,
+        steering: Steering,
+        rng: Rng,
+        wall_s: Callable[[], float],
         scheduling: "Scheduling | None",
         longline: "LongLine | None",
     ) -> None:
         self._config = config
         self._pool = pool
+        self._steering = steering
+        self._rng = rng
+        self._wall_s = wall_s
         self._scheduling = scheduling
         self._longline = longline
+        self._loop = asyncio.get_running_loop()
 
     async def execute(self, request: HttpRequest, call_limits: CallLimits, trace: CallTrace) -> Answer:
         """Get an answer.
@@ -76,35 +94,255 @@ class Executor:
             asyncio.CancelledError: nothing is left behind.
             Exception: of the source of the request's body.
         """
-        run = _Run(request, RequestBody(request.body, trace.handed_down), call_limits, trace)
-        worst: errors.TransportError | None = None
+        run = Run(request, RequestBody(request.body, trace.handed_down), call_limits, trace)
+        self._steering.enter(run, request.host)
         try:
-            ladder = await self._ladder(run)
-            step = ladder.next()
-            while step is not None and run.remaining() > 0:
-                trace.attempt(step)
-                trace.handed_down(run.size)
-                try:
-                    return await self._try(step, run)
-                except _Failed as failed:
-                    error = failed.error
-                    trace.attempt_failed(error)
-                    worst = _worse(worst, error)
-                    step = ladder.next(
-                        Outcome(
-                            maybe_delivered=error.maybe_delivered,
-                            reused=failed.reused or renewable(error.__cause__),
-                            body_spent=run.body.spent,
-                        )
-                    )
-            raise worst if worst is not None else self._nothing_tried(run)
+            run.ladder = await self._ladder(run)
+            reply = await self._climb(run)
         except BaseException as error:
+            self._steering.leave(run)
             if not isinstance(error, errors.TransportError):
                 trace.attempt_failed(error)
             trace.failed(error)
             raise
+        finally:
+            run.end_lanes()
+        return Answer(
+            trace,
+            self._followed(run, reply),
+            status=reply.status,
+            reason=reply.reason,
+            http_version=reply.http_version,
+            headers=reply.headers,
+        )
 
-    def _nothing_tried(self, run: "_Run") -> errors.TransportError:
+    async def _climb(self, run: Run) -> Reply:
+        """Take steps until one gives an answer that stands."""
+        worst: errors.TransportError | None = None
+        kept: Reply | None = None  # an answer that says "try again"
+        step = run.ladder.next()
+        while step is not None and run.remaining() > 0:
+            run.trace.attempt(step)
+            run.trace.handed_down(run.size)
+            lane = Lane(run, step, self._watch, quiet=False)
+            try:
+                reply = await run.first(self._try(lane))
+            except Failed as failed:
+                error = failed.error
+                run.trace.attempt_failed(error)
+                worst = _worse(worst, error)
+                step = await self._after_failure(run, failed)
+            else:
+                pause_s = self._asks_for_patience(run, reply)
+                if pause_s is None:
+                    return reply
+                kept = await _keep(reply)
+                if kept is None:
+                    return reply
+                step = await self._after_answer(run, pause_s)
+            finally:
+                lane.end()
+        if kept is not None:
+            return kept
+        raise worst if worst is not None else self._nothing_tried(run)
+
+    async def _after_failure(self, run: Run, failed: Failed) -> Step | None:
+        """Give the step after a failed one, None where the failure stands."""
+        error = failed.error
+        renew = renewable(error.__cause__)
+        step = run.ladder.next(
+            Outcome(
+                maybe_delivered=error.maybe_delivered,
+                reused=failed.reused or renew,
+                untouched=failed.untouched,
+                body_spent=run.body.spent,
+                final=_is_final(error),
+            )
+        )
+        if step is None or failed.reused or failed.untouched or renew or step.means is not Means.DIRECT:
+            return step
+        verdict = self._steering.may_retry(run.request.host, heard=failed.heard)
+        if not verdict.allowed and verdict.wait_s == 0.0:
+            run.trace.note(verdict.why)
+            return None
+        said_no = isinstance(error, errors.ConnectError | errors.ResolveError | errors.TlsError)
+        pause_s = max(verdict.wait_s, self._pause_s(run) if said_no else 0.0)
+        return step if await self._pause(run, pause_s) else None
+
+    async def _after_answer(self, run: Run, pause_s: float) -> Step | None:
+        """Give the step after an answer that says "try again", None where it stands."""
+        step = run.ladder.next(Outcome(maybe_delivered=True, body_spent=run.body.spent))
+        if step is None:
+            return None
+        verdict = self._steering.may_retry(run.request.host, heard=True)
+        if not verdict.allowed and verdict.wait_s == 0.0:
+            run.trace.note(verdict.why)
+            return None
+        return step if await self._pause(run, max(pause_s, verdict.wait_s)) else None
+
+    def _pause_s(self, run: Run) -> float:
+        doubled = limits.RETRY_PAUSE_S * 2.0 ** max(0, run.ladder.tries - 2)
+        return doubled * (0.5 + self._rng.random())
+
+    async def _pause(self, run: Run, pause_s: float) -> bool:
+        """Wait before another attempt; False where that would take all the time there is."""
+        if pause_s >= run.remaining():
+            run.trace.note(f"no time left for a pause of {pause_s:.3g} s")
+            return False
+        if pause_s > 0.0:
+            run.trace.note(f"pause {pause_s:.3g} s")
+            await asyncio.sleep(pause_s)
+        return True
+
+    def _asks_for_patience(self, run: Run, reply: Reply) -> float | None:
+        """Say how long an answer wants us to wait before asking again; None where it is the answer.
+
+        A read, or a write with a key, that a busy or broken server could not serve is asked again (RFC 9110 sections
+        15.6.3 to 15.6.5, RFC 6585 section 4).
+        """
+        if reply.status < 429 or reply.status not in self._config.retry_statuses:
+            return None
+        host = run.request.host
+        told = next((value for name, value in reply.headers if name.lower() == b"retry-after"), None)
+        after_s = None if told is None else retry_after_s(told.decode("latin-1"), self._wall_s())
+        if reply.status == 429 or after_s is not None:
+            self._steering.overloaded(host, after_s)
+        if not run.ladder.repeatable or run.body.spent:
+            return None
+        return self._pause_s(run) if after_s is None else after_s
+
+    # -- lanes that fall silent ---------------------------------------------------------------------------------------
+    def _watch(self, lane: Lane) -> None:
+        """Look at a lane's connection now and then from the moment the request is put on it."""
+        lane.timer = self._loop.call_later(limits.LOOK_FIRST_S, self._look, lane)
+
+    def _look(self, lane: Lane) -> None:
+        """Do what the silence of a lane calls for."""
+        run, held = lane.run, lane.held
+        lane.timer = None
+        if held is None or run.over:
+            return
+        if lane.asked_at is None or run.limits.pattern in (Pattern.STREAM, Pattern.UPLOAD):
+            lane.timer = self._loop.call_later(limits.LOOK_FIRST_S, self._look, lane)  # it is still being sent
+            return
+        may_open = run.ladder.repeatable and not run.body.spent and len(run.others) < limits.LANES_MAX - 1
+        timeouts = self._steering.plan(
+            run,
+            ends_at=run.ends_at,
+            attempt=run.ladder.tries,
+            attempts=1 if held.answered or not may_open else limits.ATTEMPTS_MAX,
+        )
+        if timeouts is None:
+            return
+        decision = self._steering.look(
+            run,
+            held,
+            asked_at=lane.asked_at,
+            limit_s=timeouts.first_packet_s,
+            may_fresh=may_open,
+            fresh_at=lane.fresh_at,
+        )
+        if decision.action is Action.PROBE:
+            held.probe()
+        elif decision.action is Action.FRESH:
+            lane.note(f"{held.peer} is silent: {decision.why}")
+            held.doubt()
+            self._open_beside(lane)
+        elif decision.action is Action.GIVE_UP and lane.fresh_at is None:
+            lane.note(f"{held.peer} does not answer: {decision.why} ({timeouts.basis})")
+            held.distrust()
+            self._steering.unanswered(run, held.peer, waited_s=self._loop.time() - lane.asked_at)
+            if held.peer is not None:
+                run.left.add(held.peer)
+            if may_open:
+                self._open_beside(lane)
+        lane.timer = self._loop.call_later(decision.look_again_s, self._look, lane)
+
+    def _open_beside(self, lane: Lane) -> None:
+        """Take another step beside a silent lane, where request, budget and deadline allow one."""
+        run = lane.run
+        lane.fresh_at = self._loop.time()
+        verdict = self._steering.may_retry(run.request.host, heard=lane.heard())
+        if not verdict.allowed:
+            run.trace.note(verdict.why)
+            return
+        step = run.ladder.beside()
+        if step is None or step.means is Means.LONG:
+            return
+        other = Lane(run, step, self._watch, quiet=True)
+        other.newer_than = lane.asked_at
+        other.note(f"try {step.means}{f' at {step.address}' if step.address else ''}")
+        run.trace.handed_down(run.size)
+        run.beside(self._run_beside(other), functools.partial(_beside_failed, other))
+
+    async def _run_beside(self, lane: Lane) -> Reply:
+        try:
+            return await self._try(lane)
+        finally:
+            lane.end()
+
+    # -- the body -----------------------------------------------------------------------------------------------------
+    def _followed(self, run: Run, reply: Reply) -> BodySource:
+        """Give the body of an answer, with what is to be done while it comes."""
+        source, known = reply.source, run.limits
+        if source.complete:
+            self._steering.leave(run)
+            self._learn(run, reply, body_s=0.0, answer_bytes=None)
+            return source
+        streams = known.pattern is Pattern.STREAM or _is_stream(reply.headers)
+        may_resume = (
+            reply.status == 200
+            and run.request.method == "GET"
+            and known.resends
+            and not streams
+            and not run.body.present
+        )
+        run.asked_at = None
+        run.bytes_down = _length(reply.headers)
+        began = self._loop.time()
+        if streams:
+            source.patience(known.read_timeout_s if known.read_timeout_s is not None else math.inf)
+        elif may_resume:
+            timeouts = self._steering.plan(run, ends_at=math.inf, attempt=run.ladder.tries, attempts=1)
+            if timeouts is not None and timeouts.packet_gap_s is not None:
+                silence_s = math.inf if known.read_timeout_s is None else known.read_timeout_s
+                source.patience(min(silence_s, timeouts.packet_gap_s))
+
+        def ended(size: int, whole: bool) -> None:
+            self._steering.leave(run)
+            if whole and not streams:
+                self._learn(run, reply, body_s=self._loop.time() - began, answer_bytes=size)
+
+        return FollowedBody(reply, ended, functools.partial(self._resume, run) if may_resume else None)
+
+    async def _resume(self, run: Run, error: errors.TransportError, fields: Headers) -> Reply:
+        """Ask again for a body that broke off; see `following.Resume`."""
+        run.trace.attempt_failed(error)
+        run.ends_at = self._loop.time() + run.limits.deadline_s
+        run.over = False
+        request = run.request
+        run.request = replace(request, headers=(*request.headers, *fields))
+        try:
+            step = run.ladder.next(Outcome(maybe_delivered=True))
+            verdict = self._steering.may_retry(request.host, heard=True)
+            while step is not None and verdict.allowed and run.remaining() > 0:
+                run.trace.note(f"the body broke off; asking again{' for the rest' if fields else ''}")
+                run.trace.attempt(step)
+                lane = Lane(run, step, self._watch, quiet=True)
+                try:
+                    return await run.first(self._try(lane))
+                except Failed as failed:
+                    run.trace.attempt_failed(failed.error)
+                    step = await self._after_failure(run, failed)
+                finally:
+                    lane.end()
+            raise error
+        finally:
+            run.request = request
+            run.end_lanes()
+
+    # -- the steps ----------------------------------------------------------------------------------------------------
+    def _nothing_tried(self, run: Run) -> errors.TransportError:
         if run.remaining() <= 0:
             return errors.DeadlineExceeded(
                 f"{run.request.host}: no time left to ask it", phase=Phase.PLAN, maybe_delivered=False
@@ -115,7 +353,7 @@ class Executor:
             maybe_delivered=False,
         )
 
-    async def _ladder(self, run: "_Run") -> means.Ladder:
+    async def _ladder(self, run: Run) -> means.Ladder:
         request, trace = run.request, run.trace
         endpoints: tuple[Endpoint, ...] = ()
         disabled = self._config.disabled
@@ -139,14 +377,15 @@ class Executor:
             disabled=disabled,
             method=request.method.upper(),
             has_key=_has_key(request),
+            resends=run.limits.resends,
         )
 
-    async def _try(self, step: Step, run: "_Run") -> Answer:
-        if step.means is Means.LONG and self._longline is not None:
-            return await self._try_long(self._longline, run)
-        return await self._try_direct(step, run)
+    async def _try(self, lane: Lane) -> Reply:
+        if lane.step.means is Means.LONG and self._longline is not None:
+            return await self._try_long(self._longline, lane.run)
+        return await self._try_direct(lane)
 
-    async def _try_long(self, longline: "LongLine", run: "_Run") -> Answer:
+    async def _try_long(self, longline: "LongLine", run: Run) -> Reply:
         request, body = run.request, run.body
         whole = body.whole
         first = whole if whole is not None and len(whole) <= limits.CHUNK_BYTES_MAX else b""
@@ -164,7 +403,7 @@ class Executor:
             )
         except errors.TransportError as error:
             # It stood and went away in this moment: nothing of the call had left.
-            raise _Failed(error, reused=error.phase is Phase.SEND) from error
+            raise Failed(error, reused=error.phase is Phase.SEND) from error
         try:
             if more:
                 call.start_body(body.chunks())
@@ -175,23 +414,27 @@ class Executor:
                 error = gateway_error(error, Phase.FIRST_BYTE)
             if isinstance(error, errors.TransportError):
                 stale = isinstance(error, errors.ChannelLost) and (stood or call.accepted)
-                raise _Failed(error, reused=stale) from error
+                raise Failed(error, reused=stale) from error
             raise
         run.trace.answered(reply.status)
-        return Answer(
-            run.trace,
-            LongBody(call, run.limits.read_timeout_s),
+        return Reply(
             status=reply.status,
+            reason=b"",
+            http_version="HTTP/1.1",
             headers=tuple(
                 (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in reply.headers
             ),
+            source=LongBody(call, run.limits.read_timeout_s),
+            peer=None,
+            carrier=_LONG_TLS,
+            reused=stood,
         )
 
-    async def _try_direct(self, step: Step, run: "_Run") -> Answer:
+    async def _try_direct(self, lane: Lane) -> Reply:
+        run, step = lane.run, lane.step
         request, trace = run.request, run.trace
         if run.body.whole is None:
             request = replace(request, body=run.body.chunks())
-        progress = _Progress(trace)
         try:
             response = await self._pool.request(
                 request,
@@ -201,85 +444,62 @@ class Executor:
                 read_timeout_s=run.limits.read_timeout_s if run.limits.read_timeout_s is not None else math.inf,
                 addresses=(step.address,) if step.address is not None else None,
                 server_name=step.server_name or None,
-                fresh=step.fresh,
-                on_stage=progress.stage,
-                on_note=trace.note,
+                newer_than=lane.newer_than,
+                left=run.left,
+                on_stage=lane.stage,
+                on_note=lane.note,
+                on_held=lane.on_held,
             )
         except errors.TransportError as error:
-            raise _Failed(error, reused=not progress.dialled and error.phase.reached(Phase.SEND)) from error
+            raise self._judged(lane, error) from error
         carrier = _H2 if response.http_version == "HTTP/2" else _H1
+        if lane.asked_at is not None:
+            run.first_byte_s = self._loop.time() - lane.asked_at
         trace.connected(str(response.peer), carrier, reused=response.reused)
         trace.answered(response.status)
-        return Answer(
-            trace,
+        return Reply(
+            response.status,
+            response.reason,
+            response.http_version,
+            tuple(response.headers),
             response.source,
-            status=response.status,
-            reason=response.reason,
-            http_version=response.http_version,
-            headers=tuple(response.headers),
+            response.peer,
+            carrier,
+            response.reused,
         )
 
+    def _learn(self, run: Run, reply: Reply, *, body_s: float, answer_bytes: int | None) -> None:
+        """Learn from an answer that came whole: from some in a second of each host."""
+        if reply.peer is None or not self._steering.samples(run.request.host):
+            return
+        self._steering.answered(
+            run,
+            reply.peer,
+            first_byte_s=run.first_byte_s,
+            body_s=body_s,
+            answer_bytes=max(0, _length(reply.headers)) if answer_bytes is None else answer_bytes,
+            server_timing=next((value for name, value in reply.headers if name.lower() == b"server-timing"), None),
+        )
 
-class _Run:
-    """One call on its way: what is asked, how much time it has, who follows it."""
-
-    __slots__ = ("_loop", "body", "ends_at", "limits", "request", "size", "trace")
-
-    def __init__(self, request: HttpRequest, body: RequestBody, call_limits: CallLimits, trace: CallTrace) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.request = request
-        self.body = body
-        self.limits = call_limits
-        self.trace = trace
-        self.ends_at = self._loop.time() + call_limits.deadline_s
-        self.size = len(request.target) + sum([len(name) + len(value) + 4 for name, value in request.headers])
-        self.size += len(body.whole or b"")
-
-    def silent_until(self, quiet_since: float) -> float:
-        """Give the moment at which a silence since `quiet_since` has been too long."""
-        silence_s = self.limits.read_timeout_s
-        return self.ends_at if silence_s is None else min(self.ends_at, quiet_since + silence_s)
-
-    def remaining(self) -> float:
-        """Seconds until the deadline."""
-        return self.ends_at - self._loop.time()
-
-
-class _Failed(Exception):
-    """One step failed.
-
-    Attributes:
-        error: how.
-        reused: on a connection that had stood before and may just have been stale.
-    """
-
-    def __init__(self, error: errors.TransportError, *, reused: bool) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.reused = reused
+    def _judged(self, lane: Lane, error: errors.TransportError) -> Failed:
+        """Say what the failure of an attempt means, and learn from it."""
+        run, held = lane.run, lane.held
+        sent = error.phase.reached(Phase.SEND)
+        reused = not lane.dialled and sent and not isinstance(error, errors.DeadlineExceeded)
+        untouched = (
+            held is not None and not error.maybe_delivered and isinstance(error, errors.ReadError | errors.WriteError)
+        )
+        if held is not None and not reused and not untouched:
+            timed_out = isinstance(error, errors.DeadlineExceeded) and lane.asked_at is not None
+            waited_s = self._loop.time() - lane.asked_at if timed_out and lane.asked_at is not None else None
+            self._steering.unanswered(run, held.peer, waited_s=waited_s)
+            if held.peer is not None:
+                run.left.add(held.peer)
+        silent = isinstance(error, errors.DeadlineExceeded) and not lane.heard()
+        return Failed(error, reused=reused, untouched=untouched, heard=not silent)
 
 
-class _Progress:
-    """Hears of the stages of one direct attempt.
-
-    Attributes:
-        dialled: it made a connection of its own.
-    """
-
-    __slots__ = ("_trace", "dialled")
-
-    def __init__(self, trace: CallTrace) -> None:
-        self._trace = trace
-        self.dialled = False
-
-    def stage(self, stage: str) -> None:
-        """A stage begins."""
-        if stage == Phase.CONNECT:
-            self.dialled = True
-        self._trace.enter(stage)
-
-
-async def _head(call: "LinkCall", run: _Run) -> "ReplyReceived":
+async def _head(call: "LinkCall", run: Run) -> "ReplyReceived":
     """Wait for the answer's head: until the deadline, and no longer in silence than the read timeout.
 
     Pieces of our own body that leave break the silence: an upload may take longer than any one wait.
@@ -346,3 +566,53 @@ def _worse(first: errors.TransportError | None, second: errors.TransportError) -
     if first.maybe_delivered is not second.maybe_delivered:
         return first if first.maybe_delivered else second
     return first if first.phase.reached(second.phase) else second
+
+
+def _is_stream(headers: Headers) -> bool:
+    """Say whether an answer goes on as long as there is something to tell."""
+    kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
+    return kind.lower().startswith((b"text/event-stream", b"multipart/x-mixed-replace"))
+
+
+def _length(headers: Headers) -> int:
+    """Give the length an answer announces, -1 where it does not."""
+    for name, value in headers:
+        if name.lower() == b"content-length" and value.isdigit() and len(value) <= 18:
+            return int(value)
+    return -1
+
+
+async def _keep(reply: Reply) -> Reply | None:
+    """Take the body of an answer into memory, so that its connection is free; None where it is too large for that."""
+    if not reply.source.complete and _length(reply.headers) > limits.RETRY_KEPT_BYTES:
+        return None
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        while piece := await reply.source.read():
+            pieces.append(piece)
+            size += len(piece)
+            if size > limits.RETRY_KEPT_BYTES:
+                await reply.source.aclose()
+                break
+    except errors.TransportError:
+        pieces.clear()
+    return reply._replace(source=MemoryBody(b"".join(pieces)))
+
+
+def _beside_failed(lane: Lane, error: BaseException) -> None:
+    """Note how a lane beside the first failed."""
+    if isinstance(error, Failed):
+        lane.note(f"failed in {error.error.phase}: {error.error}")
+    else:
+        lane.note(f"failed: {type(error).__name__}")
+
+
+def _is_final(error: BaseException) -> bool:
+    """Say whether a means cannot do better a moment later: the name does not exist."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+            return True
+        cause = cause.__cause__
+    return False

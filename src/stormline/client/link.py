@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from stormline.core import codes, limits
@@ -374,6 +374,13 @@ class Link:
         if self.closed is None and self.welcome is not None:
             self.machine.ping(self._loop.time())
             self.flush()
+
+    def network_changed(self, gone: Callable[[Stream], bool]) -> None:
+        """End at once where `gone` says so of the connection below; else ask for a sign of life."""
+        if self.closed is None and gone(self._stream):
+            self._end(e.Closed(Code.OK, "the network is gone", lost=True))
+        else:
+            self.check()
 
     def flush(self) -> None:
         """Let the writer send what the machine has put out, and set the timer anew."""

@@ -369,6 +369,12 @@ class LongLine:
         else:
             self._reconnect.observe_failure(now, chance)
 
+    def network_changed(self, gone: Callable[[Stream], bool]) -> None:
+        """Leave a link whose local address is gone, and ask any other for a sign of life; no back-off holds us up."""
+        self._reconnect.reset()
+        for link in [*self._leaving, *([self._link] if self._link is not None else [])]:
+            link.network_changed(gone)
+
     def abandon(self) -> None:
         """Drop everything at once, without a word; also for a line whose event loop is closed."""
         self.listener = None

@@ -8,6 +8,7 @@ from typing import Protocol
 from stormline.core.clock import Clock, Rng
 from stormline.net import trust
 from stormline.net.clock import SystemClock, SystemRng
+from stormline.net.local import is_assigned
 from stormline.net.resolve import Resolver
 from stormline.net.stream import open_tcp
 from stormline.outbound.dial import AddressSource, OpenTcp
@@ -34,6 +35,7 @@ class Outside:
         rng: chance.
         open_tcp: connects to one address.
         trust: makes TLS contexts.
+        is_assigned: says whether an address is one of the machine's own now.
         resolver: makes what turns names into addresses; each client has one of its own.
     """
 
@@ -41,6 +43,7 @@ class Outside:
     rng: Rng = field(default_factory=SystemRng)
     open_tcp: OpenTcp = open_tcp
     trust: Trust = trust
+    is_assigned: Callable[[str], bool] = is_assigned
     resolver: Callable[[], AddressSource] = Resolver
 
 

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 
 from stormline.client.answer import Answer
 from stormline.client.config import Config
-from stormline.client.executor import CallLimits, Executor
+from stormline.client.executor import Executor
+from stormline.client.lanes import CallLimits
 from stormline.client.outside import REAL, Outside
+from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.core import ids
-from stormline.outbound.dial import Dialer
+from stormline.net.stream import Stream
+from stormline.outbound.dial import Advice, Dialer
 from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import HttpPool
+from stormline.policy.shape import Network
 from stormline.telemetry.timeline import CallRecord
 
 if TYPE_CHECKING:
@@ -51,7 +55,9 @@ class Runtime:
         self._outside = outside
         self._resolver = outside.resolver()
         alpn = ("h2", "http/1.1") if config.http2 else ("http/1.1",)
-        self._pool = HttpPool(self._dialer(foreign_context or outside.trust.foreign_context(alpn)), self.clock)
+        self.steering = Steering(Network(config.network, config.network))
+        context = foreign_context or outside.trust.foreign_context(alpn)
+        self._pool = HttpPool(self._dialer(context, self.steering), self.clock)
         self._roles_pool: HttpPool | None = None
         self._store: Store | None = None
         self.scheduling: Scheduling | None = None
@@ -60,10 +66,18 @@ class Runtime:
         self.on_record: Callable[[CallRecord], None] | None = None
         if config.bundle is not None:
             self._join(config, config.bundle.app)
-        self._executor = Executor(config, pool=self._pool, scheduling=self.scheduling, longline=self.longline)
+        self._executor = Executor(
+            config,
+            pool=self._pool,
+            steering=self.steering,
+            rng=self.rng,
+            wall_s=self.clock.wall,
+            scheduling=self.scheduling,
+            longline=self.longline,
+        )
 
-    def _dialer(self, context: ssl.SSLContext) -> Dialer:
-        return Dialer(self._resolver, context, open_tcp=self._outside.open_tcp)
+    def _dialer(self, context: ssl.SSLContext, advice: Advice | None = None) -> Dialer:
+        return Dialer(self._resolver, context, open_tcp=self._outside.open_tcp, advice=advice)
 
     def _join(self, config: Config, app: str) -> None:
         """Set up the parts that need a platform."""
@@ -149,6 +163,23 @@ class Runtime:
         )
         request = HttpRequest(method, scheme, host, port, target, headers, body)
         return await self._executor.execute(request, call_limits, trace)
+
+    def network_changed(self) -> None:
+        """Leave what the network that was left behind carried, and doubt the rest; see `AsyncTransport`."""
+        hosts: dict[str, bool] = {}
+
+        def gone(stream: Stream) -> bool:
+            host = stream.local.host
+            if host not in hosts:
+                hosts[host] = not self._outside.is_assigned(host)
+            return hosts[host]
+
+        for pool in (self._pool, self._roles_pool):
+            if pool is not None:
+                pool.leave(gone)
+                pool.doubt()
+        if self.longline is not None:
+            self.longline.network_changed(gone)
 
     def abandon(self) -> None:
         """Close every socket at once, without a word: nobody uses it any more, or its loop is closed.

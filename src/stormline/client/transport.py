@@ -161,6 +161,17 @@ class AsyncTransport(AsyncBaseTransport):
             raise flavour.convert(error, request) from error
         return flavour.response(answer, request)
 
+    def network_changed(self) -> None:
+        """Say that the device has another network now, or is back on one: WiFi left, cellular taken, woken from sleep.
+
+        Connections from addresses that this machine no longer has are closed at once, and what was under way on them
+        is asked again where it may be; no other connection gets a new request before it has shown that it lives.
+        Without this call the same is found out by waiting. To be called on the event loop the transport is used on;
+        harmless at any time.
+        """
+        if self._runtime is not None and not self._runtime.loop.is_closed():
+            self._runtime.network_changed()
+
     async def aclose(self) -> None:
         """Send what telemetry is left, and close every connection.
 
@@ -225,6 +236,14 @@ class Transport(BaseTransport):
 
     async def _run(self, flavour: Flavour, request: Any, body: Any) -> Answer:
         return await run_request(self._inner.runtime(), flavour, request, body)
+
+    def network_changed(self) -> None:
+        """Say that the device has another network now; see `AsyncTransport.network_changed`. Any thread may call it."""
+        if self._inner.used:
+            BACKGROUND.run(self._changed())
+
+    async def _changed(self) -> None:
+        self._inner.network_changed()
 
     def close(self) -> None:
         """Send what telemetry is left, and close every connection."""

@@ -294,6 +294,10 @@ RESOLVE_WAITING_MAX: Final = 256
 """Names that wait for such a thread; beyond it a lookup fails at once."""
 RESOLVE_TIMEOUT_S: Final = 5.0
 """One lookup, the first question's time-out of the usual resolvers; a longer wait helps nobody who has a deadline."""
+CONNECT_STAGGER_S_MIN: Final = 0.1
+"""Least head start where round trips are known (RFC 8305 section 5)."""
+CONNECT_STAGGER_S_MAX: Final = 1.0
+"""Greatest such head start (RFC 8305 allows 2 s): whoever waits longer notices."""
 CONNECT_STAGGER_S: Final = 0.25
 """Head start of an address before the next is tried as well (RFC 8305 section 8: 250 ms)."""
 DIAL_CANDIDATES_MAX: Final = 16
@@ -322,9 +326,10 @@ H2_DOUBT_S: Final = 2.0
 connection lives: else a path that died in silence takes every further request until TCP gives up, minutes later."""
 H2_CHECK_S: Final = 5.0
 """Wait for the answer to that PING, or any other sign of life: a full queue of a slow link holds it up for seconds."""
-POOL_JOIN_WAIT_S: Final = 0.5
-"""How long further requests wait for the first connection to a place, to share it should it speak HTTP/2; one that
-takes longer (a dead address, a slow handshake) holds nobody else up."""
+POOL_OPENING_S: Final = 120.0
+"""Longest time one connection is being made for those who wait for it; each of them has a deadline of its own."""
+POOL_NOTES_KEPT: Final = 4
+"""Last notes of making a connection that go into the error of who could not wait longer."""
 POOL_PLACES_REMEMBERED: Final = 1024
 """Places known to speak HTTP/1.1 only, whose requests need not wait for each other."""
 POOL_WAITING_MAX: Final = 1024
@@ -368,6 +373,25 @@ H2_RESETS_PER_S: Final = 16.0
 # -- the client -------------------------------------------------------------------------------------------------------
 ATTEMPTS_MAX: Final = 4
 """Steps of one call, whatever the plan says: more tries only load a network that already fails."""
+LANES_MAX: Final = 3
+"""Steps of one call under way at once: one that may still answer, one beside it, and one more where both are silent."""
+REFUSALS_MAX: Final = 16
+"""Times that one call goes elsewhere because a peer has not processed it: a burst of a hundred and fifty against an
+origin that ends each connection after ten."""
+RETRY_PAUSE_S: Final = 0.1
+"""Pause before a request is sent again where something said no (a refused connection, an answer 503), doubled each
+time and spread by half: what was only restarted is often back at once."""
+RETRY_KEPT_BYTES: Final = 64 * 1024
+"""Body of an answer that says "try again" (503, 429) kept for the caller while we do; a larger one is not repeated."""
+LOOK_FIRST_S: Final = 0.5
+"""When a connection that owes an answer is looked at first: most answers have come by then, and no time-out is near."""
+SAMPLE_PAUSE_S: Final = 0.05
+"""Between two answers of a host that are learned from: twenty in a second say all there is to know."""
+RESUME_KEPT_BYTES: Final = 64 * 1024
+"""Beginning of a body that is kept as it came, to be compared when the rest has to be fetched again; longer ones are
+kept as a digest."""
+RANGE_BYTES_MIN: Final = 16 * 1024
+"""From this on the rest of a body is asked for by range (RFC 9110 section 14); shorter ones come again as a whole."""
 RECONNECT_FIRST_S: Final = 1.0
 """Span of the first reconnect; a thousand clients of a restarted gateway come back spread over it."""
 RECONNECT_MAX_S: Final = 60.0
@@ -662,6 +686,9 @@ TIMEOUT_FLOOR_FAST_S: Final = 1.0
 0.2 + 0.4 = 0.6 s to the second retransmission."""
 TIMEOUT_FLOOR_SLOW_S: Final = 2.0
 """The same on cellular and unknown networks: waking a 3G radio alone can take two seconds."""
+TIMEOUT_FAST_RTT_S: Final = 0.15
+"""Round trips (90th percentile) up to which a network counts as WiFi and cable do, whatever its kind: a good LTE cell
+does, 3G (200 ms and more) does not."""
 TIMEOUT_MIN_S: Final = 0.001
 """With less time left an attempt is not begun; no time-out is ever shorter."""
 TIMEOUT_CONNECT_S_MAX: Final = 10.0

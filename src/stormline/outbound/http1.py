@@ -22,13 +22,14 @@ class Http1Connection:
     Attributes:
         stream: the bytes below.
         exchanges: requests begun on it.
+        answers: heads of answers that came.
     """
 
-    __slots__ = ("_mark", "exchanges", "stream")
+    __slots__ = ("_mark", "answers", "exchanges", "stream")
 
     def __init__(self, stream: Stream) -> None:
         self.stream: Final = stream
-        self.exchanges = 0
+        self.exchanges = self.answers = 0
         self._mark = 0
 
     @property
@@ -134,6 +135,7 @@ class _Exchange:
             self._on_stage(Phase.SEND.value)
             write_error = await self._send_or_begin_to()
             await self._read_head(write_error)
+            self._connection.answers += 1
             if not self._sent_all:
                 reader.keep_alive = False
                 self._stop = reader.status >= 300 or self._says_close()
@@ -270,6 +272,16 @@ class _Exchange:
         return any(name.lower() == b"connection" and b"close" in value.lower() for name, value in self._reader.headers)
 
     # -- body -----------------------------------------------------------------------------------------------------
+    @property
+    def complete(self) -> bool:
+        """See `BodySource.complete`."""
+        return self._reader.complete
+
+    def patience(self, silence_s: float) -> None:
+        """See `BodySource.patience`."""
+        self._bounds = self._bounds._replace(read_timeout_s=silence_s)
+        self._watch()
+
     async def read(self) -> bytes:
         """See `BodySource.read`."""
         reader = self._reader

@@ -34,17 +34,19 @@ class Http2Connection:
         stream: the bytes below.
         exchanges: requests begun on it.
         idle_since: the loop's time since when it carries nothing; None while it does.
+        answered_at: the loop's time when the head of an answer last came; None before the first.
     """
 
     __slots__ = ("_base", "_checking", "_closed", "_codec", "_going_away", "_loop", "_open", "_pending", "_ping_sent",
                  "_pings", "_reader", "_reset_at", "_resets_left", "_retired", "_sending", "_uploads", "_wake",
-                 "_write_error", "_writer", "_written", "exchanges", "idle_since", "stream")  # fmt: skip
+                 "_write_error", "_writer", "_written", "answered_at", "exchanges", "idle_since", "stream")  # fmt: skip
 
     def __init__(self, stream: Stream) -> None:
         self._loop = asyncio.get_running_loop()
         self.stream: Final = stream
         self.exchanges = 0
         self.idle_since: float | None = self._loop.time()
+        self.answered_at: float | None = None
         self._codec = wire.Http2Codec()
         self._base = stream.sent_bytes
         self._written = 0  # bytes given to the stream, or about to be
@@ -91,17 +93,21 @@ class Http2Connection:
 
         Cancellation is harmless. Several checks at once share one PING.
         """
-        if self._closed or self._write_error is not None:
+        self.ping()
+        checking = self._checking
+        if checking is None:
             return False
-        if self._checking is None:
+        await asyncio.wait([checking], timeout=timeout_s)
+        return checking.done() and checking.result()
+
+    def ping(self) -> None:
+        """Send a PING, unless one is out already or the connection is over; `stream.heard_at` tells what came of it."""
+        if self._checking is None and not self._closed and self._write_error is None:
             self._pings += 1
             self._codec.ping(self._pings.to_bytes(8, "big"))
             self._checking = self._loop.create_future()
             self._ping_sent = False
             self._wake_writer()
-        checking = self._checking
-        await asyncio.wait([checking], timeout=timeout_s)
-        return checking.done() and checking.result()
 
     # -- requests -------------------------------------------------------------------------------------------------
     async def exchange(
@@ -389,6 +395,7 @@ class Http2Connection:
             else:
                 self._codec.consumed(0, len(event.data))  # of a stream that runs on unread: no new credit for it
         elif isinstance(event, wire.Head):
+            self.answered_at = self._loop.time()
             exchange = self._open.get(event.stream_id)
             if exchange is not None:
                 exchange.got_head(event.status, event.headers, ended=event.ended)

@@ -247,6 +247,11 @@ class Exchange:
         self._wake()
 
     # -- body -----------------------------------------------------------------------------------------------------
+    def patience(self, silence_s: float) -> None:
+        """See `BodySource.patience`."""
+        self._bounds = self._bounds._replace(read_timeout_s=silence_s)
+        self._watch()
+
     async def read(self) -> bytes:
         """See `BodySource.read`."""
         while not self._chunks:

@@ -38,6 +38,15 @@ class HttpRequest:
 class BodySource(Protocol):
     """Where an answer's body comes from; a connection of any HTTP version brings its own."""
 
+    @property
+    def complete(self) -> bool:
+        """The body has come whole; pieces of it may be unread."""
+        ...
+
+    def patience(self, silence_s: float) -> None:
+        """Bear silences in the body for `silence_s` seconds from now on, in the place of the request's bound."""
+        ...
+
     async def read(self) -> bytes:
         """Give the next piece as it came, `b""` at the end and ever after.
 

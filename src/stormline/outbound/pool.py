@@ -3,8 +3,8 @@
 import asyncio
 import collections
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple, Protocol
 
 from stormline.core import errors, limits
 from stormline.core.clock import Clock
@@ -12,14 +12,11 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream
 from stormline.outbound.dial import quiet
+from stormline.outbound.held import Held, Key, Opening, Origin, Progress
 from stormline.outbound.http1 import Http1Connection
-from stormline.outbound.http1_codec import encode
+from stormline.outbound.http1_codec import Encoded, encode
 from stormline.outbound.messages import HttpRequest, HttpResponse
 
-if TYPE_CHECKING:
-    from stormline.outbound.http2 import Http2Connection
-
-_T = TypeVar("_T")
 _SWEEP_STEP_S: Final = 0.5
 """Least pause between two looks for expired connections."""
 
@@ -36,25 +33,12 @@ class Connector(Protocol):
         timeout_s: float,
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
+        left: Collection[Address] = (),
         on_stage: Callable[[str], None] = quiet,
         on_note: Callable[[str], None] = quiet,
     ) -> Stream:
         """Give a connected stream; see `Dialer.dial`."""
         ...
-
-
-class _Origin(NamedTuple):
-    scheme: str
-    host: str
-    port: int
-
-
-class _Key(NamedTuple):
-    """What two requests must have in common to share a connection."""
-
-    origin: _Origin
-    addresses: tuple[Address, ...] | None
-    server_name: str | None
 
 
 class _Idle(NamedTuple):
@@ -71,44 +55,11 @@ class _Times(NamedTuple):
     connect_timeout_s: float | None
 
 
-class _Slot:
-    """The right to one connection. Held from the grant to `HttpPool._release`, which takes it once."""
-
-    __slots__ = ("connection", "key", "released", "shared")
-
-    def __init__(self, key: _Key, connection: Http1Connection | None) -> None:
-        self.key = key
-        self.connection = connection
-        self.shared: Http2Connection | None = None  # instead of the other
-        self.released = False
-
-
 class _Waiter(NamedTuple):
-    key: _Key
-    grant: asyncio.Future[_Slot | None]
-    """A slot; None where an HTTP/2 connection has come that the request can share."""
-
-
-class _Progress:
-    """How far one request is, for its deadline's error."""
-
-    __slots__ = ("_host", "_on_stage", "connection", "phase")
-
-    def __init__(self, host: str, on_stage: Callable[[str], None]) -> None:
-        self._host = host
-        self._on_stage = on_stage
-        self.phase = Phase.QUEUED
-        self.connection: Http1Connection | None = None  # over HTTP/2 the exchange itself knows
-
-    def stage(self, stage: str) -> None:
-        self.phase = Phase(stage)
-        self._on_stage(stage)
-
-    def too_late(self) -> errors.DeadlineExceeded:
-        delivered = self.connection is not None and self.connection.maybe_delivered
-        return errors.DeadlineExceeded(
-            f"{self._host}: the deadline passed, while in {self.phase}", phase=self.phase, maybe_delivered=delivered
-        )
+    key: Key
+    left: Collection[Address]
+    grant: asyncio.Future[Held | None]
+    """A slot; None where an HTTP/2 connection has come that the request may be able to share."""
 
 
 class HttpPool:
@@ -118,8 +69,9 @@ class HttpPool:
     per origin; requests beyond wait first come, first served, except that nobody waits behind another origin's limit.
     An idle connection makes room where another is needed. The pool never sends a request twice.
 
-    A connection that speaks HTTP/2 takes all requests of its place side by side. While the first connection to a place
-    is being made, further requests wait a moment to see whether they can share it.
+    A connection that speaks HTTP/2 takes all requests of its place side by side, and it alone, unless it is doubted
+    (`Held.doubt`, `Held.distrust`): then another is opened beside it, which takes what comes from now on. Where a place
+    may speak HTTP/2 one connection is made for all who ask; it lives as long as one of them waits.
 
     Args:
         dialer: makes connections.
@@ -143,15 +95,15 @@ class HttpPool:
         self._connections_max = connections_max
         self._per_origin_max = connections_per_origin_max
         self._idle_s = idle_s
-        self._idle: dict[_Key, list[_Idle]] = {}  # each list oldest first
-        self._slots: dict[_Slot, None] = {}  # granted and not released; in order, so that runs repeat
-        self._count: collections.Counter[_Origin] = collections.Counter()  # slots and idle connections
+        self._idle: dict[Key, list[_Idle]] = {}  # each list oldest first
+        self._slots: dict[Held, None] = {}  # granted and not released; in order, so that runs repeat
+        self._count: collections.Counter[Origin] = collections.Counter()  # slots and idle connections
         self._total = 0
         self._waiters: collections.deque[_Waiter] = collections.deque()
-        self._shared: dict[_Key, list[_Slot]] = {}  # slots of HTTP/2 connections, which take many requests
-        self._dialling: dict[_Key, asyncio.Future[None]] = {}  # first connections to places not known to speak HTTP/1
-        self._speaks_h1: collections.OrderedDict[_Key, None] = collections.OrderedDict()
-        self._checks: dict[_Slot, asyncio.Task[None]] = {}
+        self._shared: dict[Key, list[Held]] = {}  # slots of HTTP/2 connections, which take many requests
+        self._openings: dict[Key, Opening] = {}  # connections to places not known to speak HTTP/1.1 only
+        self._speaks_h1: collections.OrderedDict[Key, None] = collections.OrderedDict()
+        self._checks: dict[Held, asyncio.Task[None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -163,11 +115,13 @@ class HttpPool:
         body_deadline_s: float | None = None,
         connect_timeout_s: float | None = None,
         read_timeout_s: float | None = None,
-        fresh: bool = False,
+        newer_than: float | None = None,
+        left: Collection[Address] = (),
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
         on_stage: Callable[[str], None] = quiet,
         on_note: Callable[[str], None] = quiet,
+        on_held: Callable[[Held], None] | None = None,
     ) -> HttpResponse:
         """Send one request and give its answer when the head is there; see `HttpResponse` for the body.
 
@@ -179,11 +133,14 @@ class HttpPool:
             body_deadline_s: seconds until the last byte of the body, default `deadline_s`.
             connect_timeout_s: seconds for making a connection, names, TCP and TLS together; None: until the deadline.
             read_timeout_s: longest silence; see `Http1Connection.exchange`.
-            fresh: over a connection made for it; those that wait for the same place are closed, being as old.
+            newer_than: only over a connection that was made, or has brought something, after this moment of the loop's
+                time; idle ones to the same place that have not are closed.
+            left: addresses that failed before: no kept connection to them is used, and they are dialled last.
             addresses: connect to these instead of resolving the host (IP direct).
             server_name: name for SNI and certificate instead of the host.
             on_stage: told the name of each stage of `telemetry.timeline.STAGES` as it begins.
             on_note: told decisions in words.
+            on_held: told the connection the request is put on, before anything is sent; must not raise.
 
         Raises:
             QueueFull: `limits.POOL_WAITING_MAX` requests wait already.
@@ -194,7 +151,7 @@ class HttpPool:
             LocalProtocolError: the request cannot be sent as it is, or the pool is closed.
         """
         key = _key_of(request, addresses, server_name)
-        progress = _Progress(request.host, on_stage)
+        progress = Progress(request.host, on_stage)
         now = asyncio.get_running_loop().time()
         times = _Times(
             head_by=now + deadline_s,
@@ -204,110 +161,220 @@ class HttpPool:
         )
         if deadline_s <= 0.0:
             raise progress.too_late()
-        if fresh:
-            self._leave_old(key)
-        shared = self._take_shared(key)
-        if shared is not None:
-            return await self._exchange_shared(shared, request, times, progress)
-        return await self._exchange(key, request, times, progress, on_note)
-
-    async def _exchange(
-        self, key: _Key, request: HttpRequest, times: _Times, progress: _Progress, on_note: Callable[[str], None]
-    ) -> HttpResponse:
-        """Send a request over a slot of its own, or over what turns out to be shared."""
+        if newer_than is not None:
+            self._leave_old(key, newer_than)
+        held = self._take_shared(key, left)
+        if held is not None:
+            if on_held is not None:
+                on_held(held)
+            return await self._exchange_shared(held, request, times, progress)
         encoded = encode(request)  # now, so that what cannot be sent fails before anything is done for it
-        slot = self._grant(key) if key not in self._dialling else None
-        if slot is None:
-            slot = await self._within(times.head_by, progress, self._wait_for_place(key))
+        held = await self._find(key, left, times, progress, on_note)
+        if on_held is not None:
+            on_held(held)
+        if held.shared is not None:
+            return await self._exchange_shared(held, request, times, progress)
+        return await self._exchange(held, encoded, times, progress)
+
+    async def _find(
+        self, key: Key, left: Collection[Address], times: _Times, progress: Progress, on_note: Callable[[str], None]
+    ) -> Held:
+        """Give a connection: one to share, an idle one, or one made now."""
+        while True:
+            held = self._take_shared(key, left)
+            if held is not None:
+                return held
+            opening = self._openings.get(key)
+            if opening is None:
+                held = self._grant(key, left)
+                if held is None:
+                    held = await self._wait_for_grant(key, left, times, progress)
+                if held is None:
+                    continue
+                if held.connection is not None:
+                    return held
+                if not self._may_share(key):
+                    return await self._connect(held, left, times, progress, on_note)
+                if key in self._openings:  # begun by another while this one waited for its slot
+                    self._release(held, reusable=False)
+                    continue
+                opening = self._begin(held, left)
+            await self._join(key, opening, times, progress, on_note)
+
+    def _may_share(self, key: Key) -> bool:
+        return key.origin.scheme == "https" and key not in self._speaks_h1
+
+    async def _exchange(self, held: Held, encoded: Encoded, times: _Times, progress: Progress) -> HttpResponse:
+        """Send a request over an HTTP/1.1 connection of its own."""
+        connection = held.connection
         try:
-            connection = slot.connection
-            if connection is None and slot.shared is None:
-                connection = slot.connection = await self._connect(slot, times, progress, on_note)
             if connection is None:
-                return await self._exchange_shared(slot, request, times, progress)
-            progress.connection = connection
+                raise errors.LocalProtocolError("the slot has no connection")
             return await connection.exchange(
                 encoded,
                 deadline_at=times.body_by,
                 head_by=times.head_by,
                 read_timeout_s=times.read_timeout_s,
-                done=lambda reusable: self._release(slot, reusable=reusable),
+                done=lambda reusable: self._release(held, reusable=reusable),
                 on_stage=progress.stage,
             )
         except BaseException:
-            if slot.shared is None:
-                self._release(slot, reusable=False)
+            self._release(held, reusable=False)
             raise
 
-    async def _within(self, deadline_at: float, progress: _Progress, work: Coroutine[None, None, _T]) -> _T:
-        try:
-            async with asyncio.timeout_at(deadline_at) as timeout:
-                return await work
-        except TimeoutError as error:
-            if not timeout.expired():
-                raise
-            raise progress.too_late() from error
-
+    # -- making connections ---------------------------------------------------------------------------------------
     async def _connect(
-        self, slot: _Slot, times: _Times, progress: _Progress, on_note: Callable[[str], None]
-    ) -> Http1Connection | None:
-        """Make the connection of a slot; None where it speaks HTTP/2: all requests of its place share it."""
-        key = slot.key
+        self,
+        held: Held,
+        left: Collection[Address],
+        times: _Times,
+        progress: Progress,
+        on_note: Callable[[str], None],
+    ) -> Held:
+        """Make the connection of a slot for one request; failed or cancelled, the slot is free."""
         left_s = times.head_by - asyncio.get_running_loop().time()
         timeout_s = left_s if times.connect_timeout_s is None else min(left_s, times.connect_timeout_s)
-        first: asyncio.Future[None] | None = None
-        if key.origin.scheme == "https" and key not in self._speaks_h1 and key not in self._dialling:
-            first = self._dialling[key] = asyncio.get_running_loop().create_future()
         try:
-            stream = await self._dialer.dial(
-                key.origin.host,
-                key.origin.port,
-                tls=key.origin.scheme == "https",
-                timeout_s=timeout_s,
-                addresses=key.addresses,
-                server_name=key.server_name,
-                on_stage=progress.stage,
-                on_note=on_note,
-            )
-            if self._closed:
-                stream.close()
-                raise _pool_closed()
-            if stream.alpn != "h2":
-                if key.origin.scheme == "https":
-                    self._remember_h1(key)
-                return Http1Connection(stream)
-            from stormline.outbound import http2  # 50 ms of importing, which a client that meets none need not pay
+            self._adopt(held, await self._dial(held.key, left, timeout_s, progress.stage, on_note))
+        except BaseException:
+            self._release(held, reusable=False)
+            raise
+        return held
 
-            slot.shared = http2.Http2Connection(stream)
-            self._shared.setdefault(key, []).append(slot)
-            self._call_waiters_to(key)
-            return None
+    def _begin(self, held: Held, left: Collection[Address]) -> Opening:
+        """Begin to make a connection for all who ask for its place."""
+        key = held.key
+        mute = [each.peer for each in self._shared.get(key, ()) if each.mute and each.peer is not None]
+        opening = self._openings[key] = Opening()
+        task = asyncio.create_task(self._open(held, opening, {*left, *mute}), name=f"connect to {key.origin.host}")
+        task.add_done_callback(_retrieve)
+        opening.task = task
+        return opening
+
+    async def _open(self, held: Held, opening: Opening, left: Collection[Address]) -> None:
+        key = held.key
+        try:
+            stream = await self._dial(key, left, limits.POOL_OPENING_S, opening.stage, opening.note)
+            self._adopt(held, stream)
+            if held.shared is None:
+                self._release(held, reusable=True)
+        except BaseException:
+            self._release(held, reusable=False)
+            raise
         finally:
-            if first is not None:
-                del self._dialling[key]
-                first.set_result(None)
+            if self._openings.get(key) is opening:
+                del self._openings[key]
+            self._call_waiters_to(key)
 
-    def _remember_h1(self, key: _Key) -> None:
+    async def _join(
+        self, key: Key, opening: Opening, times: _Times, progress: Progress, on_note: Callable[[str], None]
+    ) -> None:
+        """Wait until a connection that is being made stands; its failure is that of all who wait."""
+        task = opening.task
+        if task is None:
+            raise errors.LocalProtocolError("the connection was never begun")
+        now = asyncio.get_running_loop().time()
+        left_s = times.head_by - now
+        patience_s = left_s if times.connect_timeout_s is None else min(left_s, times.connect_timeout_s)
+        opening.join(progress, on_note)
+        try:
+            await asyncio.wait([task], timeout=max(0.0, patience_s))
+        finally:
+            opening.leave(progress)
+            if not opening.waiting and not task.done():
+                task.cancel()
+                if self._openings.get(key) is opening:
+                    del self._openings[key]
+        if not task.done():
+            raise errors.DeadlineExceeded(
+                f"{key.origin.host}: not connected within {patience_s:.3g} s, while in {opening.phase};"
+                f" {opening.story}",
+                phase=opening.phase,
+                maybe_delivered=False,
+            )
+        if task.cancelled():
+            raise _pool_closed()
+        error = task.exception()
+        if isinstance(error, errors.TransportError):
+            # Each who waited gets an error of its own: one object would gather everybody's traceback.
+            raise type(error)(str(error), phase=error.phase, maybe_delivered=False) from error
+        if error is not None:
+            raise error
+
+    async def _dial(
+        self,
+        key: Key,
+        left: Collection[Address],
+        timeout_s: float,
+        on_stage: Callable[[str], None],
+        on_note: Callable[[str], None],
+    ) -> Stream:
+        return await self._dialer.dial(
+            key.origin.host,
+            key.origin.port,
+            tls=key.origin.scheme == "https",
+            timeout_s=timeout_s,
+            addresses=key.addresses,
+            server_name=key.server_name,
+            left=left,
+            on_stage=on_stage,
+            on_note=on_note,
+        )
+
+    def _adopt(self, held: Held, stream: Stream) -> None:
+        """Give a slot its connection, of the kind that TLS agreed on."""
+        if self._closed:
+            stream.close()
+            raise _pool_closed()
+        key = held.key
+        if stream.alpn != "h2":
+            if key.origin.scheme == "https":
+                self._remember_h1(key)
+            held.connection = Http1Connection(stream)
+            return
+        from stormline.outbound import http2  # 50 ms of importing, which a client that meets none need not pay
+
+        self._speaks_h1.pop(key, None)
+        held.shared = http2.Http2Connection(stream)
+        self._shared.setdefault(key, []).append(held)
+        self._call_waiters_to(key)
+
+    def _remember_h1(self, key: Key) -> None:
         self._speaks_h1[key] = None
         self._speaks_h1.move_to_end(key)
         if len(self._speaks_h1) > limits.POOL_PLACES_REMEMBERED:
             self._speaks_h1.popitem(last=False)
 
     # -- HTTP/2 connections, shared -------------------------------------------------------------------------------
-    def _take_shared(self, key: _Key) -> _Slot | None:
-        """Give the slot of an HTTP/2 connection that takes another request; those that are over are let go."""
-        slots = self._shared.get(key)
-        if slots is None:
+    def _take_shared(self, key: Key, left: Collection[Address]) -> Held | None:
+        """Give an HTTP/2 connection that takes another request and is not doubted; those that are over are let go."""
+        places = self._shared.get(key)
+        if places is None:
             return None
-        for slot in list(slots):
-            if slot.shared is None or slot.shared.closed:
-                self._let_shared_go(slot)
-            elif not slot.shared.retired:
-                return slot
-        return None
+        found: Held | None = None
+        for held in list(places):
+            connection = held.shared
+            if connection is None or connection.closed:
+                self._let_shared_go(held)
+            elif connection.retired or held.silent or held.mute or (left and connection.stream.peer in left):
+                continue
+            elif connection.usable:
+                found = held
+                break
+            elif found is None:
+                found = held
+        if found is not None and len(places) > 1:
+            self._let_doubted_go(places)
+        return found
+
+    def _let_doubted_go(self, places: list[Held]) -> None:
+        """Keep no connection that is doubted and carries nothing: there is a better one."""
+        for held in [each for each in places if each.silent or each.mute]:
+            if held.shared is not None and not held.shared.open_streams:
+                self._let_shared_go(held)
 
     async def _exchange_shared(
-        self, slot: _Slot, request: HttpRequest, times: _Times, progress: _Progress
+        self, slot: Held, request: HttpRequest, times: _Times, progress: Progress
     ) -> HttpResponse:
         from stormline.outbound import http2_codec
 
@@ -328,19 +395,19 @@ class HttpPool:
                 self._doubt(slot)
             raise
 
-    def _doubt(self, slot: _Slot) -> None:
+    def _doubt(self, slot: Held) -> None:
         """A request waited long in vain: see whether the connection lives, before more are put on it for ever."""
         if slot not in self._checks and not self._closed:
             self._checks[slot] = asyncio.create_task(self._check(slot), name="check a silent connection")
 
-    async def _check(self, slot: _Slot) -> None:
+    async def _check(self, slot: Held) -> None:
         try:
             if slot.shared is not None and not await slot.shared.check(limits.H2_CHECK_S):
                 self._let_shared_go(slot)
         finally:
             self._checks.pop(slot, None)
 
-    def _shared_rests(self, slot: _Slot) -> None:
+    def _shared_rests(self, slot: Held) -> None:
         """An exchange is over: the connection may be too, or may rest from now on."""
         connection = slot.shared
         if connection is not None:
@@ -349,7 +416,7 @@ class HttpPool:
             elif not connection.open_streams:
                 self._plan_sweep(self._idle_s)
 
-    def _let_shared_go(self, slot: _Slot) -> None:
+    def _let_shared_go(self, slot: Held) -> None:
         slots = self._shared.get(slot.key)
         if slots is not None and slot in slots:
             slots.remove(slot)
@@ -357,32 +424,52 @@ class HttpPool:
                 del self._shared[slot.key]
         self._release(slot, reusable=False)
 
-    def _leave_old(self, key: _Key) -> None:
-        """Use nothing any more that stands: idle connections are closed, shared ones end with their last request."""
-        if key in self._idle:
-            self._close_idle(key, len(self._idle[key]))
-        for slot in list(self._shared.get(key, ())):
-            if slot.shared is not None:
-                slot.shared.retire()
-                self._shared_rests(slot)
+    def _leave_old(self, key: Key, since: float) -> None:
+        """Put nothing more on what has been quiet since then: idle ones are closed, shared ones doubted."""
+        for entry in [each for each in self._idle.get(key, ()) if each.connection.stream.heard_at <= since]:
+            self._close_idle(key, entry)
+        for held in self._shared.get(key, ()):
+            if held.heard_at <= since:
+                held.doubt()
 
-    def _call_waiters_to(self, key: _Key) -> None:
-        """Tell those who wait for the place that they can share a connection now."""
+    def leave(self, gone: Callable[[Stream], bool]) -> int:
+        """Close the connections for which `gone` is true, those in use too: their requests fail, and may be repeated.
+
+        For a network that went away: what was connected through it will never hear another byte.
+
+        Returns:
+            How many were closed.
+        """
+        idle = [(key, entry) for key, entries in self._idle.items() for entry in entries]
+        idle = [(key, entry) for key, entry in idle if gone(entry.connection.stream)]
+        for key, entry in idle:
+            self._close_idle(key, entry)
+        used = [held for held in self._slots if (stream := held.stream) is not None and gone(stream)]
+        for held in used:
+            if held.shared is not None:
+                self._let_shared_go(held)
+            elif held.connection is not None:
+                held.connection.close()
+        return len(idle) + len(used)
+
+    def doubt(self) -> None:
+        """Put no request on what stands until it has shown that it lives: idle ones are closed, shared ones asked.
+
+        For a network that has changed under connections which may still work.
+        """
+        for key, entries in list(self._idle.items()):
+            for entry in list(entries):
+                self._close_idle(key, entry)
+        for held in [held for places in self._shared.values() for held in places]:
+            held.doubt()
+            held.probe()
+
+    def _call_waiters_to(self, key: Key) -> None:
+        """Have those who wait for the place look again: they may be able to share a connection now."""
         for waiter in [waiter for waiter in self._waiters if waiter.key == key]:
             self._waiters.remove(waiter)
             if not waiter.grant.done():
                 waiter.grant.set_result(None)
-
-    async def _wait_for_place(self, key: _Key) -> _Slot:
-        """Give a slot of its own, or that of a connection to share."""
-        dialling = self._dialling.get(key)
-        if dialling is not None:
-            await asyncio.wait([dialling], timeout=limits.POOL_JOIN_WAIT_S)
-        while True:
-            shared = self._take_shared(key)
-            slot = shared if shared is not None else self._grant(key) or await self._wait_for_grant(key)
-            if slot is not None:
-                return slot
 
     async def aclose(self) -> None:
         """Close every connection; see `close`."""
@@ -404,8 +491,13 @@ class HttpPool:
         for waiter in waiters:
             if not waiter.grant.done():
                 waiter.grant.set_exception(_pool_closed())
-        for key in list(self._idle):
-            self._close_idle(key, len(self._idle[key]))
+        for opening in list(self._openings.values()):
+            if opening.task is not None:
+                with contextlib.suppress(RuntimeError):
+                    opening.task.cancel()
+        for key, entries in list(self._idle.items()):
+            for entry in list(entries):
+                self._close_idle(key, entry)
         for slot in list(self._slots):
             for connection in (slot.connection, slot.shared):
                 if connection is not None:
@@ -424,11 +516,11 @@ class HttpPool:
         return resting + sum(len(entries) for entries in self._idle.values())
 
     # -- slots ----------------------------------------------------------------------------------------------------
-    def _grant(self, key: _Key) -> _Slot | None:
+    def _grant(self, key: Key, left: Collection[Address]) -> Held | None:
         """Give a slot, with an idle connection in it where there is one; None where every one is taken."""
         if self._closed:
             raise _pool_closed()
-        connection = self._take_idle(key)
+        connection = self._take_idle(key, left)
         if connection is None:
             origin = key.origin
             if self._count[origin] >= self._per_origin_max and not self._evict(origin):
@@ -437,31 +529,37 @@ class HttpPool:
                 return None
             self._count[origin] += 1
             self._total += 1
-        slot = _Slot(key, connection)
+        slot = Held(key, connection)
         self._slots[slot] = None
         return slot
 
-    async def _wait_for_grant(self, key: _Key) -> _Slot | None:
+    async def _wait_for_grant(
+        self, key: Key, left: Collection[Address], times: _Times, progress: Progress
+    ) -> Held | None:
+        """Wait for a slot; None where something else has come of it, see `_Waiter.grant`."""
         if len(self._waiters) >= limits.POOL_WAITING_MAX:
             raise errors.QueueFull(
                 f"{key.origin.host}: {len(self._waiters)} requests wait for a connection already",
                 phase=Phase.QUEUED,
                 maybe_delivered=False,
             )
-        waiter = _Waiter(key, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(key, left, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
-            return await waiter.grant
-        except BaseException:
+            async with asyncio.timeout_at(times.head_by) as timeout:
+                return await waiter.grant
+        except BaseException as error:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             elif not waiter.grant.cancelled() and waiter.grant.exception() is None:
                 slot = waiter.grant.result()
                 if slot is not None:
                     self._release(slot, reusable=True)  # granted and cancelled in the same moment
+            if isinstance(error, TimeoutError) and timeout.expired():
+                raise progress.too_late() from error
             raise
 
-    def _release(self, slot: _Slot, *, reusable: bool) -> None:
+    def _release(self, slot: Held, *, reusable: bool) -> None:
         """Take a slot back, once; its connection is kept where it is reusable and closed else."""
         if slot.released:
             return
@@ -479,11 +577,11 @@ class HttpPool:
 
     def _serve_waiters(self) -> None:
         """Give what one release made free to the first who can use it."""
-        full: set[_Origin] = set()
+        full: set[Origin] = set()
         for index, waiter in enumerate(self._waiters):
             if waiter.grant.done() or waiter.key.origin in full:
                 continue
-            slot = self._grant(waiter.key)
+            slot = self._grant(waiter.key, waiter.left)
             if slot is not None:
                 del self._waiters[index]
                 waiter.grant.set_result(slot)
@@ -491,29 +589,38 @@ class HttpPool:
             full.add(waiter.key.origin)
 
     # -- idle connections -----------------------------------------------------------------------------------------
-    def _take_idle(self, key: _Key) -> Http1Connection | None:
+    def _take_idle(self, key: Key, left: Collection[Address]) -> Http1Connection | None:
         """Give the idle connection used last, if it still lives; dead and expired ones are closed on the way."""
         entries = self._idle.get(key)
+        if entries is None:
+            return None
         now = self._clock.monotonic()
-        while entries:
-            connection, since = entries.pop()
-            if not entries:
-                del self._idle[key]
-            if now - since < self._idle_s and not connection.stream.is_readable():
-                return connection
-            self._drop(key.origin, connection)
+        for entry in reversed(list(entries)):
+            stream = entry.connection.stream
+            if left and stream.peer in left:
+                continue
+            if now - entry.since < self._idle_s and not stream.is_readable():
+                self._take_out(key, entry)
+                return entry.connection
+            self._close_idle(key, entry)
         return None
 
-    def _evict(self, origin: _Origin | None) -> bool:
+    def _take_out(self, key: Key, entry: _Idle) -> None:
+        entries = self._idle[key]
+        entries.remove(entry)
+        if not entries:
+            del self._idle[key]
+
+    def _evict(self, origin: Origin | None) -> bool:
         """Close the connection that is idle for longest, of one origin or of all; False where none is idle."""
         keys = [key for key in self._idle if origin is None or key.origin == origin]
         if not keys:
             return self._evict_shared(origin)
         oldest = min(keys, key=lambda key: self._idle[key][0].since)
-        self._close_idle(oldest, 1)
+        self._close_idle(oldest, self._idle[oldest][0])
         return True
 
-    def _evict_shared(self, origin: _Origin | None) -> bool:
+    def _evict_shared(self, origin: Origin | None) -> bool:
         resting = [
             (slot.shared.idle_since, slot)
             for slots in self._shared.values()
@@ -527,14 +634,11 @@ class HttpPool:
         self._let_shared_go(min(resting, key=lambda entry: entry[0])[1])
         return True
 
-    def _close_idle(self, key: _Key, number: int) -> None:
-        for entry in self._idle[key][:number]:
-            self._drop(key.origin, entry.connection)
-        del self._idle[key][:number]
-        if not self._idle[key]:
-            del self._idle[key]
+    def _close_idle(self, key: Key, entry: _Idle) -> None:
+        self._take_out(key, entry)
+        self._drop(key.origin, entry.connection)
 
-    def _drop(self, origin: _Origin, connection: Http1Connection | None) -> None:
+    def _drop(self, origin: Origin, connection: Http1Connection | None) -> None:
         if connection is not None:
             connection.close()
         self._total -= 1
@@ -550,7 +654,8 @@ class HttpPool:
         self._sweep = None
         now = self._clock.monotonic()
         for key, entries in list(self._idle.items()):
-            self._close_idle(key, sum(now - entry.since >= self._idle_s for entry in entries))
+            for entry in [each for each in entries if now - each.since >= self._idle_s]:
+                self._close_idle(key, entry)
         soonest = [entries[0].since + self._idle_s - now for entries in self._idle.values()]
         loop_now = asyncio.get_running_loop().time()
         for slot in [slot for slots in self._shared.values() for slot in slots]:
@@ -565,11 +670,17 @@ class HttpPool:
             self._plan_sweep(max(_SWEEP_STEP_S, min(soonest)))
 
 
-def _key_of(request: HttpRequest, addresses: tuple[Address, ...] | None, server_name: str | None) -> _Key:
+def _key_of(request: HttpRequest, addresses: tuple[Address, ...] | None, server_name: str | None) -> Key:
     if request.scheme not in ("http", "https"):
         raise errors.LocalProtocolError(f"scheme {request.scheme[:20]!r} is neither http nor https")
-    return _Key(_Origin(request.scheme, request.host.lower(), request.port), addresses, server_name)
+    return Key(Origin(request.scheme, request.host.lower(), request.port), addresses, server_name)
 
 
 def _pool_closed() -> errors.LocalProtocolError:
     return errors.LocalProtocolError("the HTTP pool is closed")
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Take note of how a connection ended to be made, also where nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()

@@ -48,50 +48,90 @@ class Outcome:
     Attributes:
         maybe_delivered: the request may have been processed.
         reused: the connection it used had stood before and may just have been stale.
+        untouched: the peer said that it has not processed the request (GOAWAY, a refused stream), or a connection that
+            stood went away before anything of the request had left. This says nothing of the means.
         body_spent: the request's body was a stream and has been read from; it cannot be sent again.
+        final: the means cannot do better a moment later: a name that does not exist, a wrong certificate.
     """
 
     maybe_delivered: bool
     reused: bool = False
+    untouched: bool = False
     body_spent: bool = False
+    final: bool = False
 
 
 class Ladder:
-    """The steps of one call. Not shared, not reusable."""
+    """The steps of one call. Not shared, not reusable.
 
-    __slots__ = ("_has_key", "_last", "_method", "_steps", "_tries")
+    Its last means that asks the origin itself is tried again, elsewhere, as long as `limits.ATTEMPTS_MAX` allows.
+    """
 
-    def __init__(self, steps: tuple[Step, ...], *, method: str, has_key: bool) -> None:
+    __slots__ = ("_has_key", "_last", "_method", "_refusals", "_resends", "_steps", "_tries")
+
+    def __init__(self, steps: tuple[Step, ...], *, method: str, has_key: bool, resends: bool = True) -> None:
         self._steps = list(steps)
         self._method = method
         self._has_key = has_key
+        self._resends = resends
         self._last: Step | None = None
         self._tries = 0
+        self._refusals = 0
+
+    @property
+    def tries(self) -> int:
+        """Steps given so far, those after a refusal left out."""
+        return self._tries
+
+    @property
+    def repeatable(self) -> bool:
+        """The request may be sent again although it may have been processed."""
+        return self._resends and may_resend(self._method, maybe_delivered=True, has_key=self._has_key)
 
     def next(self, outcome: Outcome | None = None) -> Step | None:
         """Give the next step, None at the ladder's end; `outcome` tells how the last one failed, None at the start.
 
         Once it has given None it gives nothing else.
         """
-        if outcome is not None and not self._may_go_on(outcome):
+        if outcome is None:
+            return self._take()
+        last = self._last
+        if last is None or not self._may_go_on(outcome):
             self._steps.clear()
-        last, self._last = self._last, None
-        if self._tries >= limits.ATTEMPTS_MAX:
-            self._steps.clear()
-        elif outcome is not None and outcome.reused and last is not None and self._may_go_on(outcome):
+            self._last = None
+            return None
+        if outcome.untouched and self._refusals < limits.REFUSALS_MAX:
+            # A server that ends its connections after ten requests refuses what comes beyond: the same, elsewhere.
+            self._refusals += 1
+            return last
+        if outcome.reused and not last.fresh and self._tries < limits.ATTEMPTS_MAX:
             # The connection was stale, which says nothing of the means: once more on a fresh one.
             self._tries += 1
-            return replace(last, fresh=True)
-        if not self._steps:
-            return None
-        self._tries += 1
-        self._last = self._steps.pop(0)
+            self._last = replace(last, fresh=True)
+            return self._last
+        return self._take(None if outcome.final else last)
+
+    def beside(self) -> Step | None:
+        """Give a step to be taken beside those that run and have not answered, None where there may be none."""
+        return self._take(self._last) if self.repeatable and self._tries < limits.ATTEMPTS_MAX else None
+
+    def _take(self, again: Step | None = None) -> Step | None:
+        self._last = None
+        if self._tries < limits.ATTEMPTS_MAX:
+            if self._steps:
+                self._last = self._steps.pop(0)
+            elif again is not None and again.means is not Means.LONG:
+                self._last = replace(again, fresh=False)
+        if self._last is None:
+            self._steps.clear()
+        else:
+            self._tries += 1
         return self._last
 
     def _may_go_on(self, outcome: Outcome) -> bool:
-        return not outcome.body_spent and may_resend(
-            self._method, maybe_delivered=outcome.maybe_delivered, has_key=self._has_key
-        )
+        if outcome.body_spent or (not self._resends and outcome.maybe_delivered):
+            return False
+        return may_resend(self._method, maybe_delivered=outcome.maybe_delivered, has_key=self._has_key)
 
 
 def plan(
@@ -102,6 +142,7 @@ def plan(
     disabled: Collection[str],
     method: str,
     has_key: bool,
+    resends: bool = True,
 ) -> Ladder:
     """Lay out the steps for a request.
 
@@ -113,6 +154,7 @@ def plan(
         disabled: means switched off by dispatch or by the caller.
         method: HTTP method.
         has_key: the request carries an idempotency key.
+        resends: what may have been processed may be sent again where its method allows that; False: never.
 
     Returns:
         The long connection, then the origin at its addresses from dispatch, then the origin by DNS; at most
@@ -124,4 +166,4 @@ def plan(
     room = limits.ATTEMPTS_MAX - len(way) - len(dns)
     numbered = origins[:room] if Means.IP_DIRECT not in disabled else ()
     steps = (*numbered, *dns, *way) if long_last else (*way, *numbered, *dns)
-    return Ladder(steps, method=method, has_key=has_key)
+    return Ladder(steps, method=method, has_key=has_key, resends=resends)

@@ -10,7 +10,8 @@ the cold start; then what is measured takes over. `docs/explanation/timeouts.md`
 
 What differs from Mars, and why:
 
-- Mars knows two classes of network and fixed numbers; here round trips and rates are measured per network and host.
+- Mars knows two classes of network and fixed numbers; here round trips and rates are measured per network and host,
+  and a network whose round trips are short counts as fast, whatever its kind.
 - Its Excellent works only where the server's cost is given as exactly 0, its Bad does nothing. Here the server's cost
   is a term of its own in every state, and Bad is more patient.
 - With a server cost given its cap of 22 or 30 s no longer holds while without one it does; here no term is capped but
@@ -314,11 +315,11 @@ class TimeoutPolicy:
         return None if memory is None or not len(memory.rtt) else memory.rtt
 
     def _measure(self, shape: RequestShape, network: Network, now: float) -> _Measures:
-        fast = network.kind in FAST_KINDS
-        kind = 0 if fast else 1
         up, down = self.bytes_per_s(network, now)
         sketch = self._rtt_sketch(network, shape.host)
         usual = None if sketch is None else sketch.quantile(0.9)
+        fast = network.kind in FAST_KINDS or (usual is not None and usual <= limits.TIMEOUT_FAST_RTT_S)
+        kind = 0 if fast else 1
         cost = sound(shape.server_cost_s, limits.SERVER_COST_S_MAX)
         path = self._paths.find((shape.host, shape.path_class))
         if cost is None and path is not None:

@@ -1,0 +1,307 @@
+"""One call on its way, and its lanes: attempts, one after the other or side by side, of which the first answer counts.
+
+The first lane runs in the caller's own task: almost every call needs no other, and a task costs more than all that is
+decided here. A lane that falls silent may have another opened beside it, which is a task; where that one wins, the
+first is interrupted, as `asyncio.timeout` would, and its caller gets the winner's answer.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, NamedTuple
+
+from stormline.client.answer import RequestBody
+from stormline.client.trace import CallTrace
+from stormline.core import errors
+from stormline.core.values import Address
+from stormline.outbound.messages import BodySource, Headers, HttpRequest
+from stormline.policy.means import Ladder, Step
+from stormline.policy.shape import Pattern, RequestShape, path_class
+
+if TYPE_CHECKING:
+    from stormline.outbound.held import Held
+
+
+class CallLimits(NamedTuple):
+    """Time of one call, and what its caller says of it.
+
+    Attributes:
+        deadline_s: seconds until the head of the answer over all attempts.
+        read_timeout_s: the longest silence (None for any).
+        connect_timeout_s: one connection (None: as long as the deadline lets).
+        resends: a request that may have been processed may be sent again, where its method allows that.
+        pattern: how question and answer follow each other.
+        hold_s: how long the server of a long poll may hold it.
+        answer_bytes: size of the answer, where it is known.
+        server_cost_s: what the server needs, where it is known.
+    """
+
+    deadline_s: float
+    read_timeout_s: float | None
+    connect_timeout_s: float | None
+    resends: bool = True
+    pattern: Pattern = Pattern.CALL
+    hold_s: float | None = None
+    answer_bytes: int | None = None
+    server_cost_s: float | None = None
+
+
+class Failed(Exception):
+    """One step failed.
+
+    Attributes:
+        error: how.
+        reused: on a connection that had stood before and may just have been stale.
+        untouched: the request has certainly not been processed, and that is not the path's fault.
+        heard: something came back from the peer.
+    """
+
+    def __init__(
+        self, error: errors.TransportError, *, reused: bool, untouched: bool = False, heard: bool = True
+    ) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.reused = reused
+        self.untouched = untouched
+        self.heard = heard
+
+
+class Reply(NamedTuple):
+    """The head of an answer that one lane got, and the way to its body.
+
+    Attributes:
+        status, reason, http_version, headers: as `Answer`.
+        source: the body.
+        peer: who answered; None over the long connection.
+        carrier: `h1`, `h2`, `sl-tls`.
+        reused: the connection had stood before.
+    """
+
+    status: int
+    reason: bytes
+    http_version: str
+    headers: Headers
+    source: BodySource
+    peer: Address | None
+    carrier: str
+    reused: bool
+
+
+class Run:
+    """One call on its way: what is asked, how much time it has, who follows it, and its lanes.
+
+    Attributes:
+        left: addresses that were tried for this call in vain.
+        ladder: the steps it may take; set before the first.
+        others: lanes that run beside the first.
+        over: nobody waits for a lane any more.
+        asked_at: the loop's time when the request had left; None before, and once the answer began.
+        first_byte_s: from then to the head of the answer.
+        bytes_down: of the answer, as far as they are still to come; -1 where nobody knows.
+    """
+
+    __slots__ = ("_interrupted", "_loop", "_shape", "_task", "_waiter", "_won", "asked_at", "body", "bytes_down",
+                 "ends_at", "first_byte_s", "ladder", "left", "limits", "others", "over", "request", "size",
+                 "trace")  # fmt: skip
+
+    def __init__(self, request: HttpRequest, body: RequestBody, call_limits: CallLimits, trace: CallTrace) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.request = request
+        self.body = body
+        self.limits = call_limits
+        self.trace = trace
+        self.ends_at = self._loop.time() + call_limits.deadline_s
+        self.size = len(request.target) + sum([len(name) + len(value) + 4 for name, value in request.headers])
+        self.size += len(body.whole or b"")
+        self.left: set[Address] = set()
+        self.ladder = Ladder((), method=request.method, has_key=False)
+        self.others: set[asyncio.Task[Reply]] = set()
+        self.over = False
+        self.asked_at: float | None = None
+        self.first_byte_s: float | None = None
+        self.bytes_down = -1
+        self._shape: RequestShape | None = None
+        self._task: asyncio.Task[object] | None = None  # the caller's, while the first lane runs in it
+        self._interrupted = False
+        self._won: Reply | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def shape(self) -> RequestShape:
+        """What the request looks like; made when it is first asked for, as few calls need it."""
+        if self._shape is None:
+            request, known = self.request, self.limits
+            self._shape = RequestShape(
+                host=request.host,
+                path_class=path_class(request.method, request.target.decode("ascii", "replace")),
+                pattern=known.pattern,
+                request_bytes=self.size,
+                answer_bytes=known.answer_bytes,
+                server_cost_s=known.server_cost_s,
+                hold_s=known.hold_s,
+            )
+        return self._shape
+
+    def silent_until(self, quiet_since: float) -> float:
+        """Give the moment at which a silence since `quiet_since` has been too long."""
+        silence_s = self.limits.read_timeout_s
+        return self.ends_at if silence_s is None else min(self.ends_at, quiet_since + silence_s)
+
+    def remaining(self) -> float:
+        """Seconds until the deadline."""
+        return self.ends_at - self._loop.time()
+
+    # -- lanes --------------------------------------------------------------------------------------------------------
+    async def first(self, lane: Awaitable[Reply]) -> Reply:
+        """Run a lane in the caller's task; give its answer, or that of a lane beside it that was quicker.
+
+        Raises:
+            Failed: it failed, and so did all beside it.
+            asyncio.CancelledError: the caller was cancelled.
+        """
+        task = asyncio.current_task()
+        if task is None:
+            raise errors.LocalProtocolError("a call needs a task to run in")
+        before = task.cancelling()
+        self._task = task
+        try:
+            return await lane
+        except asyncio.CancelledError:
+            if not self._interrupted:
+                raise
+            self._interrupted = False
+            if task.uncancel() > before or self._won is None:
+                raise
+            return self._take()
+        except Failed:
+            self._task = None
+            answer = await self._any_other()
+            if answer is None:
+                raise
+            return answer
+        finally:
+            self._task = None
+
+    def beside(self, lane: Coroutine[None, None, Reply], failed: Callable[[BaseException], None]) -> None:
+        """Run a lane beside those there are.
+
+        Args:
+            lane: the attempt.
+            failed: told how it failed, where it did.
+        """
+        task = asyncio.create_task(lane, name="another attempt")
+        self.others.add(task)
+        task.add_done_callback(lambda _: self._other_done(task, failed))
+
+    def _other_done(self, task: asyncio.Task[Reply], failed: Callable[[BaseException], None]) -> None:
+        self.others.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                failed(error)
+            elif self.over or self._won is not None:
+                _let_go(task.result())
+            else:
+                self._won = task.result()
+                if self._task is not None:
+                    self._interrupted = True
+                    self._task.cancel()
+        if self._waiter is not None and not self._waiter.done() and (self._won is not None or not self.others):
+            self._waiter.set_result(None)
+
+    async def _any_other(self) -> Reply | None:
+        """Wait for the lanes beside the first, which has failed; None where all fail too."""
+        if self._won is None and self.others:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return None if self._won is None else self._take()
+
+    def _take(self) -> Reply:
+        answer, self._won = self._won, None
+        if answer is None:
+            raise errors.LocalProtocolError("no lane has won")
+        return answer
+
+    def end_lanes(self) -> None:
+        """Give up every lane that still runs; what they hold is freed as soon as the loop gets to it."""
+        self.over = True
+        for task in list(self.others):
+            task.cancel()
+        if self._won is not None:
+            _let_go(self._take())
+
+
+class Lane:
+    """One attempt of a call, as the pool and the connection tell of it.
+
+    Attributes:
+        held: the connection it was put on.
+        begun_at: the loop's time when it began.
+        asked_at: the loop's time when the request had left.
+        dialled: a connection was made for it.
+        fresh_at: the loop's time when another lane was opened beside this one.
+        newer_than: it takes no connection that has brought nothing since this moment of the loop's time.
+    """
+
+    __slots__ = ("_loop", "_on_held", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "held",
+                 "newer_than", "run", "step", "timer")  # fmt: skip
+
+    def __init__(self, run: Run, step: Step, on_held: "Callable[[Lane], None]", *, quiet: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._trace = run.trace
+        self._quiet = quiet
+        self._on_held = on_held
+        self.run = run
+        self.step = step
+        self.begun_at = self._loop.time()
+        self.held: Held | None = None
+        self.asked_at: float | None = None
+        self.fresh_at: float | None = None
+        self.newer_than = self.begun_at if step.fresh else None
+        self.dialled = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    def stage(self, stage: str) -> None:
+        """A stage begins. Of lanes side by side only the first is the call's timeline."""
+        if stage == "first_byte":
+            self.asked_at = self.run.asked_at = self._loop.time()
+        elif stage == "connect":
+            self.dialled = True
+        if not self._quiet:
+            self._trace.enter(stage)
+
+    def note(self, line: str) -> None:
+        """A decision was taken."""
+        self._trace.note(f"beside: {line}" if self._quiet else line)
+
+    def on_held(self, held: "Held") -> None:
+        """The request is put on a connection."""
+        self.held = held
+        self._on_held(self)
+
+    def end(self) -> None:
+        """It is over."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def heard(self) -> bool:
+        """Something came back since it began: the path is not dark."""
+        return self.held is not None and self.held.heard_at > self.begun_at
+
+
+_ENDING: set[asyncio.Task[None]] = set()
+"""Answers being let go: a loop keeps only weak references to its tasks."""
+
+
+def _let_go(reply: Reply) -> None:
+    """Close an answer that nobody wants."""
+    task = asyncio.get_running_loop().create_task(_close(reply), name="let an answer go")
+    _ENDING.add(task)
+    task.add_done_callback(_ENDING.discard)
+
+
+async def _close(reply: Reply) -> None:
+    await reply.source.aclose()

@@ -1,0 +1,285 @@
+"""What a client has learned of its network, and what follows from it: the policies, joined and given a clock.
+
+The policies are pure and each knows its own matter (`policy.timeouts`, `addresses`, `budget`, `stall`). Here they are
+fed with what the calls of one client meet, and asked on their behalf; nothing is decided here.
+"""
+
+import asyncio
+import math
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from stormline.core import limits
+from stormline.core.values import Address
+from stormline.outbound.dial import Pace
+from stormline.policy import stall
+from stormline.policy.addresses import AddressBook, AddressOutcome, Candidate, Verdict
+from stormline.policy.budget import RetryBudget, RetryVerdict
+from stormline.policy.shape import Network, Pattern, Queue, RequestShape, server_timing_s
+from stormline.policy.timeouts import Outcome, TimeoutPolicy, Timeouts
+
+if TYPE_CHECKING:
+    from stormline.outbound.held import Held
+
+_SYN_RETRY_S: Final = 0.9
+"""From a second on a TCP handshake may have been a repeated SYN's (RFC 6298 section 2.1): no round trip to learn."""
+
+
+class Call(Protocol):
+    """What a call is to its network, as long as it runs.
+
+    Attributes:
+        shape: what it looks like.
+        bytes_down: of its answer, as far as they are still to come; -1 where nobody knows.
+        asked_at: the loop's time when its request had left; None before, and once the answer began.
+    """
+
+    bytes_down: int
+    asked_at: float | None
+
+    @property
+    def shape(self) -> RequestShape:
+        """What it looks like."""
+        ...
+
+
+class Steering:
+    """One client's experience. Belongs to one event loop.
+
+    Attributes:
+        network: where its requests go out.
+        timeouts: how long things may take.
+        addresses: which addresses of a host to use.
+        budget: how much may be repeated.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[Call, None] = {}
+        self._sampled_at: dict[str, float] = {}
+        self._heard_at = -math.inf
+        self.network = network
+        self.timeouts = TimeoutPolicy()
+        self.addresses = AddressBook()
+        self.budget = RetryBudget()
+
+    # -- what the dialer asks and tells (`outbound.dial.Advice`) ----------------------------------------------------
+    def order(self, host: str, addresses: Sequence[Address], left: Collection[Address]) -> list[Address]:
+        """Put addresses into the order in which to start them."""
+        if len(addresses) < 2:
+            return list(addresses)
+        ranked = self.addresses.plan(
+            self.network.id,
+            host,
+            [_candidate(each) for each in addresses],
+            self._loop.time(),
+            left=[_candidate(each) for each in left],
+        )
+        return [Address(each.candidate.address, each.candidate.port) for each in ranked]
+
+    def pace(self, host: str) -> Pace:
+        """Give the patience of one dial."""
+        limits_of = self.timeouts.plan(RequestShape(host=host), self.network, self._loop.time())
+        usual_s = self.timeouts.rtt_s(self.network, host, 0.9)
+        if usual_s is None or limits_of is None:
+            return Pace()
+        return Pace(
+            stagger_s=min(max(limits.CONNECT_STAGGER_S_MIN, 1.5 * usual_s), limits.CONNECT_STAGGER_S_MAX),
+            repeat_s=max(limits.DIAL_REPEAT_S, 4.0 * usual_s),
+            connect_s=limits_of.connect_s,
+            tls_s=limits_of.tls_s,
+        )
+
+    def connected(self, host: str, address: Address, *, connect_s: float, tls_s: float | None) -> None:
+        """An address won."""
+        now = self._loop.time()
+        self._heard_at = now
+        if connect_s < _SYN_RETRY_S:
+            self.timeouts.observe_rtt(self.network, host, connect_s, now)
+        self._judge(host, address, Verdict.WORKED, connect_s=connect_s + (tls_s or 0.0))
+
+    def failed(self, host: str, address: Address, *, tried_s: float) -> None:
+        """An address failed."""
+        self._judge(host, address, Verdict.FAILED, tried_s=tried_s)
+
+    def outrun(self, host: str, address: Address) -> None:
+        """Another won before an address could show anything."""
+        self._judge(host, address, Verdict.OUTRUN)
+
+    def _judge(
+        self,
+        host: str,
+        address: Address,
+        verdict: Verdict,
+        *,
+        connect_s: float | None = None,
+        tried_s: float | None = None,
+    ) -> None:
+        outcome = AddressOutcome(self.network.id, host, _candidate(address), verdict, connect_s, tried_s)
+        self.addresses.observe(outcome, self._loop.time())
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+    def enter(self, call: Call, host: str) -> None:
+        """A call begins."""
+        self._calls[call] = None
+        self.budget.observe_request(host, self._loop.time())
+
+    def leave(self, call: Call) -> None:
+        """A call is over, its answer's body with it."""
+        self._calls.pop(call, None)
+
+    def plan(self, call: Call, *, ends_at: float, attempt: int, attempts: int) -> Timeouts | None:
+        """Give the limits of one attempt of a call; see `TimeoutPolicy.plan`."""
+        return self.timeouts.plan(
+            call.shape,
+            self.network,
+            self._loop.time(),
+            deadline=ends_at,
+            attempt=attempt,
+            attempts=attempts,
+            queue=self._queue(call),
+        )
+
+    def look(
+        self,
+        call: Call,
+        held: "Held",
+        *,
+        asked_at: float,
+        limit_s: float,
+        may_fresh: bool,
+        fresh_at: float | None,
+    ) -> stall.Decision:
+        """Decide what the silence of a connection calls for; see `stall.plan`."""
+        now = self._loop.time()
+        info = held.tcp_info()
+        queue = self._queue(call)
+        up, down = self.timeouts.bytes_per_s(self.network, now)
+        known = [rate for rate in (up, down) if rate is not None]
+        rtt_s = self.timeouts.rtt_s(self.network, call.shape.host, 0.5)
+        if rtt_s is None and info is not None:
+            rtt_s = info.rtt_s
+        return stall.plan(
+            stall.Silence(
+                waited_s=now - asked_at,
+                heard_age_s=now - held.heard_at,
+                limit_s=limit_s,
+                unacked_bytes=None if info is None else info.unacked_bytes,
+                backoffs=None if info is None else info.backoffs,
+                rto_s=None if info is None else info.rto_s,
+                ack_age_s=None if info is None else info.ack_age_s,
+                rtt_s=None if info is None else info.rtt_s,
+                network_age_s=now - self._heard_at,
+                can_probe=held.can_probe,
+                probe_age_s=held.probe_age_s(now),
+                fresh_age_s=None if fresh_at is None else now - fresh_at,
+                may_fresh=may_fresh,
+                server_cost_s=call.shape.server_cost_s,
+            ),
+            stall.Link(
+                bytes_per_s=min(known, default=None),
+                rtt_s=rtt_s,
+                queued_bytes=queue.bytes_up + queue.bytes_down,
+                state=self.timeouts.state(self.network, now),
+            ),
+        )
+
+    def room(self, host: str) -> bool:
+        """Say whether a second connection would cost nobody an answer now."""
+        now = self._loop.time()
+        up, down = self.timeouts.bytes_per_s(self.network, now)
+        return stall.has_room(
+            stall.Link(
+                bytes_per_s=min([rate for rate in (up, down) if rate is not None], default=None),
+                rtt_s=self.timeouts.rtt_s(self.network, host, 0.5),
+                state=self.timeouts.state(self.network, now),
+            )
+        )
+
+    def may_retry(self, host: str, *, heard: bool) -> RetryVerdict:
+        """Ask for one repetition; see `RetryBudget.plan`."""
+        return self.budget.plan(host, self._loop.time(), heard=heard)
+
+    def _queue(self, call: Call) -> Queue:
+        now = self._loop.time()
+        requests = bytes_down = 0
+        waited_s = 0.0
+        for other in self._calls:
+            if other is call:
+                continue
+            requests += 1
+            expected = other.bytes_down
+            bytes_down += expected if expected >= 0 else self.timeouts.answer_bytes(other.shape)
+            if other.asked_at is not None and other.shape.pattern is Pattern.CALL:
+                waited_s = max(waited_s, now - other.asked_at)
+        return Queue(requests, 0, bytes_down, waited_s)
+
+    # -- what became of them ------------------------------------------------------------------------------------------
+    def samples(self, host: str) -> bool:
+        """Say whether an answer of `host` that came now should be learned from: some in a second are enough."""
+        now = self._heard_at = self._loop.time()
+        if now < self._sampled_at.get(host, -math.inf) + limits.SAMPLE_PAUSE_S:
+            return False
+        if len(self._sampled_at) >= limits.TIMEOUT_HOSTS_MAX:
+            self._sampled_at.clear()
+        self._sampled_at[host] = now
+        return True
+
+    def answered(
+        self,
+        call: Call,
+        peer: Address,
+        *,
+        first_byte_s: float | None,
+        body_s: float,
+        answer_bytes: int,
+        server_timing: bytes | None,
+    ) -> None:
+        """Learn from an answer."""
+        now = self._loop.time()
+        asked = call.shape
+        self._judge(asked.host, peer, Verdict.WORKED)
+        self.timeouts.observe(
+            Outcome(
+                network=self.network,
+                host=asked.host,
+                path_class=asked.path_class,
+                answered=True,
+                first_byte_s=first_byte_s,
+                body_s=body_s,
+                total_s=None if first_byte_s is None else first_byte_s + body_s,
+                request_bytes=asked.request_bytes,
+                answer_bytes=answer_bytes,
+                server_s=None if server_timing is None else server_timing_s(server_timing.decode("latin-1")),
+                queued=len(self._calls) > 1,
+                held=asked.pattern in (Pattern.LONG_POLL, Pattern.STREAM),
+            ),
+            now,
+        )
+
+    def unanswered(self, call: Call, peer: Address | None, *, waited_s: float | None) -> None:
+        """Learn from an attempt that the path failed: a time-out (with what was waited), or a connection that broke."""
+        now = self._loop.time()
+        asked = call.shape
+        if peer is not None:
+            self._judge(asked.host, peer, Verdict.FAILED, tried_s=waited_s or 0.0)
+        self.timeouts.observe(
+            Outcome(
+                network=self.network,
+                host=asked.host,
+                path_class=asked.path_class,
+                answered=False,
+                first_byte_s=waited_s,
+                request_bytes=asked.request_bytes,
+                held=asked.pattern in (Pattern.LONG_POLL, Pattern.STREAM),
+            ),
+            now,
+        )
+
+    def overloaded(self, host: str, retry_after_s: float | None) -> None:
+        """`host` said that it has too much to do."""
+        self.budget.observe_overload(host, self._loop.time(), retry_after_s=retry_after_s)
+
+
+def _candidate(address: Address) -> Candidate:
+    return Candidate(address.host, address.port)

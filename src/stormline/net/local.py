@@ -1,0 +1,32 @@
+"""Which addresses this machine has."""
+
+import errno
+import ipaddress
+import socket
+
+
+def is_assigned(host: str) -> bool:
+    """Say whether an address is one of this machine's now.
+
+    Asked of the kernel by binding to it, which works the same everywhere and sends nothing. Where that fails for
+    another reason the address counts as there: whoever asks closes connections on the answer.
+
+    Args:
+        host: an IP literal, IPv6 with its `%scope` where it has one.
+    """
+    try:
+        literal = ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    family = socket.AF_INET6 if literal.version == 6 else socket.AF_INET
+    scope = getattr(literal, "scope_id", None)
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            if literal.version == 4:
+                probe.bind((host, 0))
+            else:
+                number = 0 if scope is None else int(scope) if scope.isdecimal() else socket.if_nametoindex(scope)
+                probe.bind((host.partition("%")[0], 0, 0, number))
+    except OSError as error:
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.ENXIO)
+    return True
