@@ -7,6 +7,7 @@ import pytest
 
 from stormline.core import limits
 from stormline.core.values import Address
+from stormline.net.sessions import TlsSessions
 from stormline.net.stream import TcpStream, start_tls
 from stormline.netmodel.params import BlackoutMode, LinkParams
 from stormline.testing.buggify import Buggify
@@ -294,6 +295,49 @@ async def test_end_of_stream_is_told_after_the_data() -> None:
     assert (net.phone.connections, net.server.connections) == (0, 0)
 
 
+@on_virtual_time
+async def test_tcp_info_shows_a_path_that_works_and_one_that_went_silent() -> None:
+    net = Net()
+    stream = await net.open()
+    info = stream.tcp_info()
+    assert (info.unacked_bytes, info.notsent_bytes, info.backoffs, info.retransmits) == (0, 0, 0, 0)
+    assert info.rtt_s == info.min_rtt_s == pytest.approx(ROUND_TRIP_S, abs=1e-3)
+    await stream.send_all(b"x")
+    await stream.receive()
+    heard_at = stream.heard_at
+    await asyncio.sleep(1)
+    assert stream.heard_at == heard_at
+    assert stream.tcp_info().heard_age_s == pytest.approx(1, abs=0.2)
+    net.link.blackout(BlackoutMode.DROP, 10)
+    await stream.send_all(bytes(1000))
+    await asyncio.sleep(3)
+    info = stream.tcp_info()
+    assert (info.unacked_bytes, info.notsent_bytes) == (1000, 0)
+    assert info.backoffs == info.retransmits >= 2
+    assert info.rto_s > 1
+    assert info.ack_age_s == pytest.approx(4, abs=0.3)
+    await asyncio.sleep(20)
+    info = stream.tcp_info()
+    assert (info.unacked_bytes, info.backoffs) == (0, 0)
+    assert info.retransmits >= 2
+    stream.close()
+    assert stream.tcp_info() is None
+
+
+@on_virtual_time
+async def test_tcp_info_of_a_full_path_shows_its_rate_and_what_waits() -> None:
+    net = Net(LinkParams(delay_s=0.01, rate_bps=800_000, queue_bytes=30_000))
+    stream = await net.open()
+    sending = asyncio.create_task(stream.send_all(bytes(400_000)))
+    await asyncio.sleep(2)
+    info = stream.tcp_info()
+    assert info.notsent_bytes > 0
+    assert info.delivery_bytes_per_s == pytest.approx(100_000, rel=0.5)
+    assert not info.app_limited
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+
+
 class TestTls:
     TLS = ("h", "sl/1")
 
@@ -311,6 +355,36 @@ class TestTls:
         stream.close()
         await asyncio.sleep(1)
         assert net.seen[-1] is None
+
+    @on_virtual_time
+    async def test_second_connection_resumes_in_fewer_bytes_and_other_names_do_not(self):
+        net = Net(tls=SimTlsContext(("h2",), names=("a.sim", "b.sim")))
+        client, sessions = SimTlsContext(("h2",)), TlsSessions()
+
+        async def exchange(name):
+            stream = await start_tls(await net.open(), client, name, sessions=sessions, port=443)
+            await stream.send_all(b"x")
+            assert await stream.receive() == b"x"
+            stream.close()
+            return stream.resumed, stream.alpn
+
+        assert [await exchange(name) for name in ("a.sim", "b.sim", "a.sim", "a.sim")] == [
+            (False, "h2"), (False, "h2"), (True, "h2"), (True, "h2"),
+        ]  # fmt: skip
+
+    @on_virtual_time
+    async def test_server_that_forgot_makes_a_full_handshake(self):
+        client, sessions = SimTlsContext(()), TlsSessions()
+        resumed = []
+        for _ in range(2):
+            net = Net(tls=SimTlsContext((), names=("a.sim",)))
+            for _ in range(2):
+                stream = await start_tls(await net.open(), client, "a.sim", sessions=sessions, port=443)
+                await stream.send_all(b"x")
+                await stream.receive()
+                stream.close()
+                resumed.append(stream.resumed)
+        assert resumed == [False, True, False, True]
 
     @on_virtual_time
     async def test_certificate_for_another_name_is_refused(self):

@@ -77,6 +77,9 @@ class _NoNames:
     async def resolve(self, host: str, port: int) -> tuple[Address, ...]:
         raise OSError(f"{host} is not resolved here")
 
+    def doubt(self, host: str) -> None:
+        """There is nothing to doubt."""
+
 
 def make_pool(clock: Clock) -> HttpPool:
     """Make the HTTP client for upstreams: TLS by the system's authorities, no name ever resolved."""

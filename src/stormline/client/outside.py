@@ -26,6 +26,14 @@ class Trust(Protocol):
         ...
 
 
+class Names(AddressSource, Protocol):
+    """Turns names into addresses for one client; `net.resolve.Resolver` is one."""
+
+    def close(self) -> None:
+        """End what waits and forget what is known."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outside:
     """The machine.
@@ -44,7 +52,7 @@ class Outside:
     open_tcp: OpenTcp = open_tcp
     trust: Trust = trust
     is_assigned: Callable[[str], bool] = is_assigned
-    resolver: Callable[[], AddressSource] = Resolver
+    resolver: Callable[[], Names] = Resolver
 
 
 REAL = Outside()

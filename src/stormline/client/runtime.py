@@ -192,10 +192,10 @@ class Runtime:
         for part in (self._recorder, self.longline, self.scheduling):
             if part is not None:
                 part.abandon()
-        for pool in (self._pool, self._roles_pool):
-            if pool is not None:
+        for closable in (self._pool, self._roles_pool, self._resolver):
+            if closable is not None:
                 with contextlib.suppress(RuntimeError):  # a closed loop cannot wake who waits
-                    pool.close()
+                    closable.close()
         if self._store is not None:
             self._store.close()
 
@@ -226,5 +226,6 @@ class Runtime:
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
                 await pool.aclose()
+        self._resolver.close()
         if self._store is not None:
             self._store.close()

@@ -298,6 +298,21 @@ CONNECT_STAGGER_S_MIN: Final = 0.1
 """Least head start where round trips are known (RFC 8305 section 5)."""
 CONNECT_STAGGER_S_MAX: Final = 1.0
 """Greatest such head start (RFC 8305 allows 2 s): whoever waits longer notices."""
+RESOLVE_FRESH_S: Final = 30.0
+"""Age to which an answer is given without asking again. The system tells no TTL; half of the minute that is usual for
+names that move."""
+RESOLVE_OLD_S: Final = 600.0
+"""Age beyond which a new question gets `RESOLVE_PATIENCE_S` before the old answer is used: most TTLs are over."""
+RESOLVE_STALE_S: Final = 86_400.0
+"""Age beyond which an answer is not used at all: addresses of services outlive a day's outage of DNS (RFC 8767 section
+5 would keep them one to three days)."""
+RESOLVE_PATIENCE_S: Final = 0.5
+"""How long a question may keep waiting whoever has an old or doubted answer: a working resolver needs less on 3G."""
+RESOLVE_FAILED_S: Final = 2.0
+"""How long a failure stands for the next questions, so that a burst of requests is not a burst of queries; and an
+answer younger than this is not doubted. Longer would outlast short blackouts."""
+RESOLVE_NAMES_REMEMBERED: Final = 1024
+"""Names whose answers are remembered, some 300 bytes each; the one unused for longest is forgotten first."""
 CONNECT_STAGGER_S: Final = 0.25
 """Head start of an address before the next is tried as well (RFC 8305 section 8: 250 ms)."""
 DIAL_CANDIDATES_MAX: Final = 16
@@ -309,6 +324,11 @@ SEND_PIECE_BYTES: Final = 64 * 1024
 piece leaves in one send."""
 EAGER_OPERATIONS_MAX: Final = 16
 """Socket operations in a row that may succeed without a turn for other tasks: 1 MiB, well under a millisecond."""
+TLS_SESSION_PLACES_MAX: Final = 256
+"""Places (name, port, context) whose TLS sessions are kept; the one unused for longest goes first."""
+TLS_SESSIONS_PER_PLACE_MAX: Final = 4
+"""Sessions kept for one place. Each serves one connection; more are rarely opened at once, and each holds a copy of the
+server's certificates, some 5 KB."""
 HTTP_HEAD_BYTES_MAX: Final = 64 * 1024
 """An answer's head with its interim answers (1xx), and separately what a chunked body may hold between two pieces of
 data (extensions, trailers). Twice what common servers allow for requests."""

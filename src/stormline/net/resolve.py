@@ -1,17 +1,23 @@
-"""Names to addresses by the system's resolver, on threads of our own.
+"""Names to addresses by the system's resolver, on threads of our own, with a memory.
 
 `loop.getaddrinfo` uses the loop's shared executor: a resolver that hangs (half a minute is usual) takes all of its
 threads, and the interpreter waits for them at exit. Here the threads are few, daemons, and end when idle.
+
+A lookup in a blackout takes the system 5 to 10 s and then fails, although the addresses of a service hardly ever
+change. So `Resolver` gives what it knows and asks again behind it (the idea of RFC 8767): DNS is waited for only where
+nothing is known, or where what is known is old or has just failed.
 """
 
 import asyncio
 import collections
 import contextlib
+import copy
 import errno
+import math
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from stormline.core import limits
 from stormline.core.values import Address
@@ -20,27 +26,47 @@ Lookup = Callable[[str], list[tuple[Any, ...]]]
 """What asks the system: a name in, `socket.getaddrinfo` rows out. It may block."""
 
 
+class NameSource(Protocol):
+    """What answers the questions of a `Resolver`."""
+
+    def ask(self, host: str, *, refresh: bool) -> asyncio.Future[tuple[str, ...]]:
+        """Begin to look a name up: the future gives at least one IP literal, each once, or an OSError.
+
+        Args:
+            host: the name.
+            refresh: there is an answer already; only ask where that keeps nobody waiting who has none.
+
+        Raises:
+            OSError: it cannot be asked now.
+        """
+        ...
+
+    def withdraw(self, host: str) -> None:
+        """Take note that nobody waits for `host` any more: cancel its future, unless the answer will come anyway."""
+        ...
+
+
 def _ask_system(host: str) -> list[tuple[Any, ...]]:
     return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
 
 
 class _Job:
-    """One name being looked up, for all who wait for it."""
+    """One name being looked up on a thread, or waiting for one."""
 
-    __slots__ = ("answer", "host", "waiters")
+    __slots__ = ("answer", "host", "refresh")
 
-    def __init__(self, host: str, answer: asyncio.Future[tuple[str, ...]]) -> None:
+    def __init__(self, host: str, answer: asyncio.Future[tuple[str, ...]], *, refresh: bool) -> None:
         self.host: Final = host
         self.answer: Final = answer
-        self.waiters = 0
+        self.refresh: Final = refresh
 
 
-class Resolver:
-    """Looks names up without blocking the loop. Belongs to the loop that uses it first.
+class SystemNames:
+    """`NameSource` that asks the system without blocking the loop. Belongs to the loop that uses it first.
 
-    At most `threads_max` lookups run at once and `limits.RESOLVE_WAITING_MAX` wait. The same name asked again while
-    its lookup runs joins that lookup, so one name that hangs holds one thread. A lookup nobody waits for any more is
-    dropped if it has not begun; one that has cannot be stopped and ends by itself.
+    At most `threads_max` lookups run at once, at most half of them refresh, and `limits.RESOLVE_WAITING_MAX` wait. The
+    same name asked again while its lookup runs joins that lookup, so one name that hangs holds one thread. A lookup
+    withdrawn is dropped if it has not begun; one that has cannot be stopped and ends by itself.
 
     Args:
         threads_max: lookups in the system resolver at once.
@@ -50,70 +76,51 @@ class Resolver:
     def __init__(self, *, threads_max: int = limits.RESOLVE_THREADS_MAX, lookup: Lookup = _ask_system) -> None:
         self._lookup = lookup
         self._threads_max = threads_max
-        self._lock = threading.Lock()  # guards the two below, which the threads use too
+        self._lock = threading.Lock()  # guards the three below, which the threads use too
         self._threads = 0
+        self._refreshing = 0
         self._queue: collections.deque[_Job] = collections.deque()
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _Job] = {}  # waiting or running
 
-    async def resolve(
-        self, host: str, port: int, *, timeout_s: float = limits.RESOLVE_TIMEOUT_S
-    ) -> tuple[Address, ...]:
-        """Give the addresses of `host` with `port`, in the system's order, each once; an IP literal gives itself.
-
-        Cancellation is safe at any moment.
+    def ask(self, host: str, *, refresh: bool = False) -> asyncio.Future[tuple[str, ...]]:
+        """See `NameSource.ask`; nothing waits where `refresh`.
 
         Raises:
-            socket.gaierror: the name has no address, or the resolver failed.
-            OSError: too many lookups wait already (BlockingIOError), or no thread could be started.
-            TimeoutError: no answer within `timeout_s` seconds.
+            OSError: too many lookups run or wait (BlockingIOError), or no thread could be started.
         """
-        address = Address(host, port)
-        if address.is_ip:
-            return (address,)
         job = self._jobs.get(host)
-        if job is None:
-            job = self._begin(host)
-        job.waiters += 1
-        try:
-            async with asyncio.timeout(timeout_s):
-                found = await asyncio.shield(job.answer)
-        finally:
-            job.waiters -= 1
-            if job.waiters == 0:
-                self._drop_if_waiting(job)
-        return tuple(Address(ip, port) for ip in found)
-
-    def _begin(self, host: str) -> _Job:
-        answer: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
-        job = _Job(host, answer)
+        if job is not None:
+            return job.answer
+        job = _Job(host, asyncio.get_running_loop().create_future(), refresh=refresh)
         with self._lock:
-            if self._threads < self._threads_max:
+            busy = self._threads >= self._threads_max
+            if refresh and (busy or self._refreshing >= max(1, self._threads_max // 2)):
+                raise BlockingIOError(errno.EAGAIN, "no thread is free to ask a known name again")
+            if not busy:
                 try:
                     threading.Thread(target=self._work, args=(job,), name="stormline-resolve", daemon=True).start()
                 except RuntimeError as error:
                     raise OSError(f"no thread to look up a name: {error}") from error
                 self._threads += 1
+                self._refreshing += refresh
             elif len(self._queue) < limits.RESOLVE_WAITING_MAX:
                 self._queue.append(job)
             else:
                 raise BlockingIOError(errno.EAGAIN, "too many names are being looked up")
         self._jobs[host] = job
-        answer.add_done_callback(lambda _: self._forget(job))
-        return job
+        return job.answer
 
-    def _forget(self, job: _Job) -> None:
-        if self._jobs.get(job.host) is job:
-            del self._jobs[job.host]
-        if job.answer.done() and not job.answer.cancelled():
-            job.answer.exception()  # nobody may be waiting any more; then its failure interests nobody
-
-    def _drop_if_waiting(self, job: _Job) -> None:
+    def withdraw(self, host: str) -> None:
+        """See `NameSource.withdraw`."""
+        job = self._jobs.get(host)
+        if job is None:
+            return
         with self._lock:
             try:
                 self._queue.remove(job)
             except ValueError:
                 return
-        self._forget(job)
+        del self._jobs[host]
         job.answer.cancel()
 
     def _work(self, job: _Job) -> None:
@@ -129,19 +136,220 @@ class Resolver:
                 failure = error
             except (UnicodeError, ValueError):
                 failure = socket.gaierror(socket.EAI_NONAME, "not a host name")
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                job.answer.get_loop().call_soon_threadsafe(_settle, job.answer, found, failure)
             with self._lock:
-                if not self._queue:
+                self._refreshing -= job.refresh
+                following = self._queue.popleft() if self._queue else None
+                if following is None:
                     self._threads -= 1
-                    return
-                job = self._queue.popleft()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                job.answer.get_loop().call_soon_threadsafe(self._settle, job, found, failure)
+            if following is None:
+                return
+            job = following
+
+    def _settle(self, job: _Job, found: tuple[str, ...], failure: OSError | None) -> None:
+        del self._jobs[job.host]
+        if job.answer.done():
+            return
+        if failure is not None:
+            job.answer.set_exception(failure)
+        else:
+            job.answer.set_result(found)
 
 
-def _settle(answer: asyncio.Future[tuple[str, ...]], found: tuple[str, ...], failure: OSError | None) -> None:
-    if answer.done():
-        return
-    if failure is not None:
-        answer.set_exception(failure)
-    else:
-        answer.set_result(found)
+class _Known:
+    """What is remembered of a name."""
+
+    __slots__ = ("addresses", "answered_at", "doubted", "failed_at", "failure")
+
+    def __init__(self) -> None:
+        self.addresses: tuple[str, ...] = ()
+        self.answered_at = -math.inf
+        self.doubted = False
+        self.failure: OSError | None = None  # of the latest question; None where that was answered
+        self.failed_at = -math.inf
+
+
+class _Query:
+    """A question under way, for all who wait for it."""
+
+    __slots__ = ("answer", "asked_at", "host", "known", "waiters")
+
+    def __init__(self, host: str, answer: asyncio.Future[tuple[str, ...]], known: _Known, asked_at: float) -> None:
+        self.host: Final = host
+        self.answer: Final = answer
+        self.known: Final = known
+        self.asked_at: Final = asked_at
+        self.waiters = 0
+
+
+class Resolver:
+    """Gives the addresses of names and remembers them. Never blocks the loop; belongs to the loop that uses it first.
+
+    - An answer younger than `limits.RESOLVE_FRESH_S` is given without asking anybody.
+    - An older one, up to `RESOLVE_STALE_S`, is given at once too, while one question behind it brings a newer.
+    - Where it is older than `RESOLVE_OLD_S`, or doubted, that question has `RESOLVE_PATIENCE_S` from its start to be
+      answered first.
+    - A failure takes no answer away, unless it says that the name does not exist.
+    - For `RESOLVE_FAILED_S` after a failure a name is not asked for again: its answer or the failure is given at once.
+    - Whoever asks for a name joins the question that is under way.
+
+    Args:
+        names: who is asked; the system where None.
+    """
+
+    def __init__(self, names: NameSource | None = None) -> None:
+        self._names: NameSource = names if names is not None else SystemNames()
+        self._known: collections.OrderedDict[str, _Known] = collections.OrderedDict()
+        self._queries: dict[str, _Query] = {}
+        self._closed = False
+
+    async def resolve(
+        self, host: str, port: int, *, timeout_s: float = limits.RESOLVE_TIMEOUT_S
+    ) -> tuple[Address, ...]:
+        """Give the addresses of `host` with `port`, in the source's order, each once; an IP literal gives itself.
+
+        Cancellation is safe at any moment.
+
+        Raises:
+            socket.gaierror: the name has no address, or the resolver failed, and nothing usable is remembered.
+            OSError: the same for too many lookups (BlockingIOError), no thread, or a resolver that was closed.
+            TimeoutError: nothing is remembered and no answer came within `timeout_s` seconds.
+        """
+        address = Address(host, port)
+        if address.is_ip:
+            return (address,)
+        if self._closed:
+            raise _closed()
+        key = host.lower()
+        now = asyncio.get_running_loop().time()
+        known = self._find(key)
+        if now - known.answered_at < limits.RESOLVE_STALE_S:
+            await self._renew(key, host, known, now, timeout_s)
+        else:
+            await self._learn(key, host, known, now, timeout_s)
+        if not known.addresses and known.failure is not None:
+            raise copy.copy(known.failure)  # without the traceback of whoever got it before
+        return tuple(Address(ip, port) for ip in known.addresses)
+
+    def doubt(self, host: str) -> None:
+        """Take note that no address of the last answer worked: the next `resolve` asks again and waits a little.
+
+        An answer that is just in (`limits.RESOLVE_FAILED_S`) is not doubted: asking again would bring the same.
+        """
+        known = self._find(host.lower())
+        if asyncio.get_running_loop().time() - known.answered_at >= limits.RESOLVE_FAILED_S:
+            known.doubted = bool(known.addresses)
+
+    def close(self) -> None:
+        """Forget everything and end what waits; `resolve` fails from now on. May be called again.
+
+        A lookup that hangs in the system cannot be ended: its thread ends with it, or with the process.
+        """
+        self._closed = True
+        queries, self._queries = self._queries, {}
+        for query in queries.values():
+            self._names.withdraw(query.host)
+            query.answer.cancel()
+        self._known.clear()
+
+    def _find(self, key: str) -> _Known:
+        """Give what is known of a name, and what the question under way will change."""
+        query = self._queries.get(key)
+        if query is not None:
+            return query.known
+        known = self._known.get(key)
+        if known is None:
+            return _Known()
+        self._known.move_to_end(key)
+        return known
+
+    async def _renew(self, key: str, host: str, known: _Known, now: float, timeout_s: float) -> None:
+        """Have a known name asked again where it is time to, and wait for the answer where that may be worth it."""
+        age_s = now - known.answered_at
+        pressing = known.doubted or age_s >= limits.RESOLVE_OLD_S
+        if age_s < limits.RESOLVE_FRESH_S and not pressing:
+            return
+        query = self._queries.get(key)
+        if query is None:
+            if now - known.failed_at < limits.RESOLVE_FAILED_S:
+                return
+            try:
+                query = self._ask(key, host, known, now, refresh=True)
+            except OSError:  # no room: another time
+                return
+        if pressing:
+            await self._wait(key, query, min(timeout_s, query.asked_at + limits.RESOLVE_PATIENCE_S - now))
+
+    async def _learn(self, key: str, host: str, known: _Known, now: float, timeout_s: float) -> None:
+        """Wait for a name of which nothing usable is known; the answer or the failure is in `known` then."""
+        known.addresses = ()
+        query = self._queries.get(key)
+        if query is None:
+            if now - known.failed_at < limits.RESOLVE_FAILED_S:
+                return
+            query = self._ask(key, host, known, now, refresh=False)
+        await self._wait(key, query, timeout_s)
+        if self._closed:
+            raise _closed()
+        if not query.answer.done() or query.answer.cancelled():  # cancelled: withdrawn just now
+            raise TimeoutError(errno.ETIMEDOUT, f"no answer of the resolver within {timeout_s:.3g} s")
+        error = query.answer.exception()
+        if error is not None and not isinstance(error, OSError):
+            raise error  # a fault of the source, which is not remembered
+
+    def _ask(self, key: str, host: str, known: _Known, now: float, *, refresh: bool) -> _Query:
+        query = _Query(host, self._names.ask(host, refresh=refresh), known, now)
+        self._queries[key] = query
+        query.answer.add_done_callback(lambda _: self._take(key, query))
+        return query
+
+    async def _wait(self, key: str, query: _Query, timeout_s: float) -> None:
+        """Wait until `query` is answered, at most `timeout_s`; what it brought is remembered then."""
+        query.waiters += 1
+        try:
+            if timeout_s > 0:
+                await asyncio.wait((query.answer,), timeout=timeout_s)
+        finally:
+            query.waiters -= 1
+            if not query.waiters and not query.known.addresses and not query.answer.done():
+                self._names.withdraw(query.host)
+            if query.answer.done():  # and not yet told to the callback
+                self._take(key, query)
+
+    def _take(self, key: str, query: _Query) -> None:
+        """Remember what a question brought."""
+        answer, known = query.answer, query.known
+        error = None if answer.cancelled() else answer.exception()  # else asyncio would report that nobody looked
+        if self._queries.get(key) is not query:
+            return
+        del self._queries[key]
+        if answer.cancelled():
+            return
+        now = answer.get_loop().time()
+        if error is None:
+            known.addresses = answer.result()
+            known.answered_at = now
+            known.doubted = False
+            known.failure = None
+        elif isinstance(error, OSError):
+            known.failure = copy.copy(error)
+            known.failed_at = now
+            if _says_absent(error) and now - known.answered_at >= limits.RESOLVE_FRESH_S:
+                known.addresses = ()
+                known.answered_at = -math.inf
+        else:
+            return
+        self._known[key] = known
+        self._known.move_to_end(key)
+        if len(self._known) > limits.RESOLVE_NAMES_REMEMBERED:
+            self._known.popitem(last=False)
+
+
+def _says_absent(error: OSError) -> bool:
+    """Tell "there is no such name" (NXDOMAIN) from "I could not find out"."""
+    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+
+
+def _closed() -> OSError:
+    return ConnectionAbortedError(errno.ECONNABORTED, "the resolver was closed here")

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import logging
 import os
 import select
 import socket
@@ -20,9 +21,18 @@ from typing import Final, Protocol
 
 from stormline.core import errors, limits
 from stormline.core.values import Address
+from stormline.net import tcpinfo
+from stormline.net.sessions import SessionKey, TlsSessions, worth_keeping
+from stormline.net.tcpinfo import TcpInfo
+
+_log = logging.getLogger("stormline.net")
 
 _TLS_RECORD_BYTES: Final = 16 * 1024
 """The most plain text one TLS record carries (RFC 8446 section 5.1)."""
+_IPPROTO_MPTCP: Final = 262
+"""`socket.IPPROTO_MPTCP`, which a Python built on an old system lacks."""
+_NO_MPTCP: Final = frozenset({errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.EOPNOTSUPP})
+"""How kernels refuse MPTCP: built without it, switched off, too old to know it, too old for TCP_NODELAY on it."""
 
 
 class Stream(Protocol):
@@ -44,6 +54,21 @@ class Stream(Protocol):
 
         Stays readable after `close`. While it has not grown since a request was begun, no byte of that request
         can have reached the peer.
+        """
+        ...
+
+    @property
+    def heard_at(self) -> float:
+        """The loop's time when `receive` last took bytes of the peer off the socket, or when it was connected.
+
+        It moves only while somebody reads; what the kernel holds unread is in `tcp_info` (`heard_age_s`).
+        """
+        ...
+
+    def tcp_info(self) -> TcpInfo | None:
+        """Say what the kernel knows about the connection below, without waiting.
+
+        None where it cannot be read: not on this system, switched off, closed or broken.
         """
         ...
 
@@ -103,13 +128,24 @@ def _closed() -> OSError:
 
 
 class TcpStream:
-    """`Stream` over one connected TCP socket, which it owns."""
+    """`Stream` over one connected TCP or MPTCP socket, which it owns.
 
-    __slots__ = ("_broken", "_eager", "_loop", "_reader", "_receiving", "_sending", "_sent", "_sock", "_writer", "alpn",
-                 "local", "peer")  # fmt: skip
+    Args:
+        sock: connected and non-blocking.
+        loop: the loop it is used on.
+        tcp_info: answer `tcp_info` where the system can; off, it is as on a system that cannot.
 
-    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    Attributes:
+        heard_at: see `Stream.heard_at`.
+    """
+
+    __slots__ = ("_broken", "_eager", "_loop", "_reader", "_receiving", "_sending", "_sent", "_sock", "_tcp_info",
+                 "_writer", "alpn", "heard_at", "local", "peer")  # fmt: skip
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop, *, tcp_info: bool = True) -> None:
         self._loop = loop
+        self._tcp_info = tcp_info
+        self.heard_at = loop.time()
         self._reader: asyncio.Future[None] | None = None  # set exactly while the loop watches for reading
         self._writer: asyncio.Future[None] | None = None
         self._receiving = self._sending = False
@@ -130,6 +166,12 @@ class TcpStream:
     def closed(self) -> bool:
         """True after `close`."""
         return self._sock is None
+
+    def tcp_info(self) -> TcpInfo | None:
+        """See `Stream.tcp_info`."""
+        if self._sock is None or not self._tcp_info:
+            return None
+        return tcpinfo.read(self._sock)
 
     async def send_all(self, data: bytes | memoryview) -> None:
         """See `Stream.send_all`."""
@@ -190,9 +232,12 @@ class TcpStream:
         if self._sock is None:
             raise _closed()
         try:
-            return self._sock.recv(size_max)
+            data = self._sock.recv(size_max)
         except (BlockingIOError, InterruptedError):
             return None
+        if data:
+            self.heard_at = self._loop.time()
+        return data
 
     def is_readable(self) -> bool:
         """See `Stream.is_readable`; a closed stream is readable, as `receive` fails at once."""
@@ -264,7 +309,29 @@ def _fail(waiter: asyncio.Future[None]) -> None:
         waiter.set_exception(_closed())
 
 
-async def open_tcp(address: Address) -> TcpStream:
+def _new_socket(family: socket.AddressFamily, *, mptcp: bool) -> socket.socket:
+    """Make a socket that sends small writes at once: of MPTCP where it is wanted and the kernel has it."""
+    if mptcp:
+        try:
+            return _set_up(socket.socket(family, socket.SOCK_STREAM, _IPPROTO_MPTCP))
+        except OSError as error:
+            if error.errno not in _NO_MPTCP:
+                raise
+            _log.debug("no MPTCP here, TCP instead: %s", error.strerror)
+    return _set_up(socket.socket(family, socket.SOCK_STREAM))
+
+
+def _set_up(sock: socket.socket) -> socket.socket:
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+async def open_tcp(address: Address, *, mptcp: bool = False, tcp_info: bool = True) -> TcpStream:
     """Connect to one address; small writes are sent at once (TCP_NODELAY).
 
     Cancelled or failed, it leaves no descriptor behind. It waits as long as the kernel does (minutes): the caller
@@ -272,6 +339,8 @@ async def open_tcp(address: Address) -> TcpStream:
 
     Args:
         address: an IP literal, IPv6 with a `%scope` where it needs one, and a port.
+        mptcp: ask for Multipath TCP (RFC 8684); it is TCP where this kernel, the path or the peer does not have it.
+        tcp_info: see `TcpStream`.
 
     Raises:
         OSError: no connection; `ConnectionRefusedError`, `TimeoutError` and so on by errno.
@@ -287,10 +356,8 @@ async def open_tcp(address: Address) -> TcpStream:
         scope_id = 0 if scope is None else int(scope) if scope.isdecimal() else socket.if_nametoindex(scope)
         target = (address.host.partition("%")[0], address.port, 0, scope_id)
     loop = asyncio.get_running_loop()
-    sock = socket.socket(socket.AF_INET6 if literal.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    sock = _new_socket(socket.AF_INET6 if literal.version == 6 else socket.AF_INET, mptcp=mptcp)
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         code = sock.connect_ex(target)
         if code in (errno.EINPROGRESS, errno.EINTR):
             waiter = loop.create_future()
@@ -302,7 +369,7 @@ async def open_tcp(address: Address) -> TcpStream:
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
-        stream = TcpStream(sock, loop)
+        stream = TcpStream(sock, loop, tcp_info=tcp_info)
         if stream.local == stream.peer:
             # A free local port was its own target: TCP's simultaneous open met itself. Nobody listens there.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -313,16 +380,27 @@ async def open_tcp(address: Address) -> TcpStream:
 
 
 class TlsStream:
-    """`Stream` through TLS above a `TcpStream`, which it owns. Made by `start_tls`."""
+    """`Stream` through TLS above a `TcpStream`, which it owns. Made by `start_tls`.
 
-    __slots__ = ("_incoming", "_outgoing", "_piece_bytes", "_piece_mark", "_plain", "_raw", "_receiving", "_sending",
-                 "_sent", "_tls", "alpn", "local", "peer")  # fmt: skip
+    Attributes:
+        resumed: an earlier session was resumed: no certificates were sent.
+    """
 
-    def __init__(self, raw: TcpStream, context: ssl.SSLContext, server_name: str) -> None:
+    __slots__ = ("_incoming", "_key", "_offered", "_outgoing", "_piece_bytes", "_piece_mark", "_plain", "_raw",
+                 "_receiving", "_sending", "_sent", "_sessions", "_tls", "alpn", "local", "peer",
+                 "resumed")  # fmt: skip
+
+    def __init__(
+        self, raw: TcpStream, context: ssl.SSLContext, server_name: str, sessions: TlsSessions | None, port: int
+    ) -> None:
         self._raw = raw
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
+        self._sessions = sessions  # None as well once this connection has given what it has
+        self._key = SessionKey(server_name.lower(), port, context)
+        self._offered = sessions.get(self._key) if sessions is not None else None
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name, session=self._offered)
+        self.resumed = False
         self._plain = b""  # decrypted by is_readable, not yet received
         self._receiving = self._sending = False
         self._sent = 0  # plain bytes of finished records
@@ -338,6 +416,15 @@ class TlsStream:
             return self._sent + self._piece_bytes
         return self._sent
 
+    @property
+    def heard_at(self) -> float:
+        """See `Stream.heard_at`; records of TLS itself count, any byte does."""
+        return self._raw.heard_at
+
+    def tcp_info(self) -> TcpInfo | None:
+        """See `Stream.tcp_info`."""
+        return self._raw.tcp_info()
+
     async def _handshake(self) -> None:
         while True:
             done = True
@@ -351,6 +438,7 @@ class TlsStream:
                 break
             self._feed(await self._raw.receive())
         self.alpn = self._tls.selected_alpn_protocol()
+        self.resumed = bool(self._tls.session_reused)
 
     def _feed(self, data: bytes) -> None:
         if data:
@@ -399,9 +487,20 @@ class TlsStream:
                 return data
             while (data_or_none := self._decrypt(size_max)) is None:
                 self._feed(await self._raw.receive())
+            if self._sessions is not None and data_or_none:
+                self._keep_session(self._sessions)
             return data_or_none
         finally:
             self._receiving = False
+
+    def _keep_session(self, sessions: TlsSessions) -> None:
+        """Put the session aside for a later connection. Tickets of TLS 1.3 come after the handshake, as a rule before
+        the first answer; the stdlib tells of the last one only, so a connection gives one."""
+        self._sessions = None
+        offered, self._offered = self._offered, None
+        session = self._tls.session
+        if session is not None and worth_keeping(session, self._tls.version(), offered):
+            sessions.put(self._key, session)
 
     def _decrypt(self, size_max: int) -> bytes | None:
         """Give plain bytes out of what has come, None where a record is not whole yet, `b""` after close_notify."""
@@ -449,7 +548,14 @@ class TlsStream:
         self._raw.close()
 
 
-async def start_tls(raw: TcpStream, context: ssl.SSLContext, server_name: str) -> TlsStream:
+async def start_tls(
+    raw: TcpStream,
+    context: ssl.SSLContext,
+    server_name: str,
+    *,
+    sessions: TlsSessions | None = None,
+    port: int = 0,
+) -> TlsStream:
     """Shake hands as a client on `raw` and take it over; failed or cancelled, `raw` is closed.
 
     Args:
@@ -457,6 +563,8 @@ async def start_tls(raw: TcpStream, context: ssl.SSLContext, server_name: str) -
         context: says whom to trust, which versions and which ALPN names.
         server_name: the name the certificate must carry and that is asked for (SNI), also where the address was given
             by number.
+        sessions: where to take a session to resume from and to leave this connection's; None: no resumption.
+        port: tells services of one name apart in `sessions`; a session is never offered to another.
 
     Raises:
         ssl.SSLCertVerificationError: the certificate is not trusted or not for `server_name`.
@@ -464,7 +572,7 @@ async def start_tls(raw: TcpStream, context: ssl.SSLContext, server_name: str) -
         OSError: the connection broke.
     """
     try:
-        stream = TlsStream(raw, context, server_name)
+        stream = TlsStream(raw, context, server_name, sessions, port)
         try:
             await stream._handshake()
         except ssl.SSLError:

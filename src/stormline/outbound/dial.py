@@ -25,6 +25,10 @@ class AddressSource(Protocol):
         """Give the addresses of a name; raises OSError, or TimeoutError where its own patience ended."""
         ...
 
+    def doubt(self, host: str) -> None:
+        """Take note that no address of the last answer for `host` worked."""
+        ...
+
 
 def quiet(_: str) -> None:
     """Take a stage or a note and do nothing: the default of `on_stage` and `on_note`."""

@@ -13,6 +13,7 @@ from stormline.client.outside import Outside
 from stormline.client.transport import AsyncTransport
 from stormline.core import errors, limits
 from stormline.core.values import Address, Secret
+from stormline.net.resolve import Resolver
 from stormline.net.stream import TcpStream
 from stormline.telemetry.timeline import CallRecord
 from stormline.testing import scenario as scenarios
@@ -29,14 +30,21 @@ _DNS_ASK_S: Final = 1.0
 _DNS_TRIES: Final = 4
 
 
-class SimResolver:
-    """`outbound.dial.AddressSource` of a simulated host: one question over its link, repeated where it is lost."""
+class SimNames:
+    """`net.resolve.NameSource` of a simulated host: one question over its link, repeated where it is lost."""
 
     def __init__(self, host: Host, net: SimNet) -> None:
         self._host = host
         self._net = net
 
-    async def resolve(self, host: str, port: int) -> tuple[Address, ...]:
+    def ask(self, host: str, *, refresh: bool) -> asyncio.Future[tuple[str, ...]]:
+        """See `net.resolve.NameSource.ask`."""
+        return asyncio.get_running_loop().create_task(self._ask(host), name=f"resolve {host}")
+
+    def withdraw(self, host: str) -> None:
+        """See `net.resolve.NameSource.withdraw`: the answer will come anyway."""
+
+    async def _ask(self, host: str) -> tuple[str, ...]:
         """Give the origin's address for its name."""
         if host != SHOP:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -46,7 +54,7 @@ class SimResolver:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DNS_ASK_S):
                     await self._net.ask(self._host, 64, 160)
-                    return (Address(ORIGIN.host, port),)
+                    return (ORIGIN.host,)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
 
@@ -138,7 +146,7 @@ class Device:
             rng=rng,
             open_tcp=self._open_tcp,
             trust=SimTrust(),
-            resolver=lambda: SimResolver(self.host, self._net),
+            resolver=lambda: Resolver(SimNames(self.host, self._net)),
         )
         config = Config(bundle=self._platform.bundle, token=token)
         self._transport = AsyncTransport(config=config, outside=outside)

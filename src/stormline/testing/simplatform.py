@@ -19,11 +19,12 @@ from stormline.engine.memory import MemoryBroker, MemoryEngine, MemoryKeyValue
 from stormline.engine.port import Message, Reply
 from stormline.gateway.node import GatewayNode, NodeConfig
 from stormline.net.stream import TcpStream
+from stormline.net.tcpinfo import TcpInfo
 from stormline.outbound.dial import Dialer, OpenTcp
 from stormline.outbound.pool import HttpPool
 from stormline.testing.history import History, Processing
 from stormline.testing.simloop import SimClock, SimRng, VirtualLoop
-from stormline.testing.simnet import Host, SimNet, Sites
+from stormline.testing.simnet import Host, SimNet, SimSocket, Sites
 from stormline.testing.simserver import HttpCall, HttpReply, HttpServer, asgi, serve
 from stormline.testing.simtls import SimTlsContext, SimTrust
 from stormline.wire.bundle import Bundle
@@ -53,6 +54,12 @@ class SimTcpStream(TcpStream):
     def is_readable(self) -> bool:
         """See `net.stream.Stream`; asks the simulated kernel instead of `poll`."""
         return self._sock is None or bool(cast("Any", self._sock).readable)
+
+    def tcp_info(self) -> TcpInfo | None:
+        """See `net.stream.Stream`; asks the simulated kernel instead of the real one."""
+        if self._sock is None or not self._tcp_info:
+            return None
+        return cast("SimSocket", self._sock).end.tcp_info()
 
 
 def open_tcp_of(host: Host) -> OpenTcp:
@@ -246,6 +253,9 @@ class Gateway:
 class _NoNames:
     async def resolve(self, host: str, port: int) -> tuple[Address, ...]:
         raise OSError(f"{host} is not resolved here")
+
+    def doubt(self, host: str) -> None:
+        """There is nothing to doubt."""
 
 
 class Platform:

@@ -8,11 +8,13 @@ ECN, and sequence numbers that wrap.
 
 import asyncio
 import errno
+import math
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from stormline.core import limits
 from stormline.core.values import Address
+from stormline.net.tcpinfo import TcpInfo
 
 SYN: Final = 1
 ACK: Final = 2
@@ -104,9 +106,16 @@ class TcpEnd:
         # time
         self._srtt = 0.0
         self._rttvar = 0.0
+        self._rtt_min = math.inf
         self._rto = limits.SIM_RTO_FIRST_S
         self._timed: tuple[int, float] | None = None
+        self._timed_una = 0  # what was acknowledged when that segment left
+        self._timed_last = False  # nothing more was there to send
+        self._rate = 0.0
+        self._rate_limited = False
         self._retries = 0
+        self._resent = 0  # segments, over its life
+        self._ack_at = self._heard_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._orphan: asyncio.TimerHandle | None = None
         # receiving
@@ -145,6 +154,26 @@ class TcpEnd:
     def unsent_bytes(self) -> int:
         """Bytes taken and not acknowledged."""
         return len(self._out)
+
+    def tcp_info(self) -> TcpInfo | None:
+        """Say what a kernel says of a connection (`net.tcpinfo`), None where it is over."""
+        if self._over or self.failed is not None:
+            return None
+        now = self._loop.time()
+        return TcpInfo(
+            rtt_s=self._srtt or None,
+            rtt_var_s=self._rttvar if self._srtt else None,
+            rto_s=min(limits.SIM_RTO_MAX_S, self._rto * 2.0**self._retries),
+            backoffs=self._retries,
+            unacked_bytes=max(0, min(self._sent_max, self._data_end) - self._una),
+            ack_age_s=now - self._ack_at,
+            heard_age_s=now - self._heard_at,
+            delivery_bytes_per_s=round(self._rate) or None,
+            app_limited=self._rate_limited and round(self._rate) > 0,
+            notsent_bytes=max(0, self._data_end - self._sent_max),
+            retransmits=self._resent,
+            min_rtt_s=self._rtt_min if self._srtt else None,
+        )
 
     def write(self, data: bytes | memoryview) -> int:
         """Take bytes to send, as many as there is room for; 0 for none now."""
@@ -250,11 +279,13 @@ class TcpEnd:
 
     def _established(self) -> None:
         self.connected = True
+        self._ack_at = self._heard_at = self._loop.time()
         self._retries = 0
         self._cancel_timer()
         self._tell()
 
     def _take_ack(self, segment: Segment) -> None:
+        self._ack_at = self._loop.time()
         self._peer_window = segment.window
         acked = segment.ack
         if acked > self._una and acked <= self._sent_max:
@@ -305,6 +336,8 @@ class TcpEnd:
         if segment.data and end > self._rcv and end - self._rcv <= room:
             self._early[segment.seq] = segment.data
             told = self._join()
+            if told:
+                self._heard_at = self._loop.time()
         if self._fin_at is not None and self._rcv == self._fin_at and not self._eof:
             self._eof = True
             told = True
@@ -362,8 +395,12 @@ class TcpEnd:
         if self._fin and end == self._data_end:
             flags |= FIN
             end += 1
+        if at < self._sent_max:
+            self._resent += 1
         if self._timed is None and at >= self._sent_max:
             self._timed = (end, self._loop.time())
+            self._timed_una = self._una
+            self._timed_last = end >= self._data_end
         self._nxt = max(self._nxt, end)
         self._sent_max = max(self._sent_max, end)
         self._put(self._segment(flags, at, data))
@@ -382,6 +419,10 @@ class TcpEnd:
             return
         rtt = self._loop.time() - self._timed[1]
         self._timed = None
+        if rtt and acked > self._timed_una:
+            self._rate = (acked - self._timed_una) / rtt
+            self._rate_limited = self._timed_last
+        self._rtt_min = min(self._rtt_min, rtt)
         if not self._srtt:
             self._srtt, self._rttvar = rtt, rtt / 2
         else:

@@ -3,8 +3,8 @@
 `net.stream.TlsStream` runs unchanged above it: `SimTlsContext.wrap_bio` gives an object that speaks like
 `ssl.SSLObject`. A record is five bytes of header, the text, and 17 bytes that stand for content type and tag.
 
-    client hello  ->                        server name, ALPN offered; 517 bytes
-                  <-  server's flight       names of the certificate, ALPN chosen; 2,800 bytes
+    client hello  ->                        server name, ALPN offered; 517 bytes, 770 with a ticket
+                  <-  server's flight       names of the certificate, ALPN chosen; 2,800 bytes, 260 where it resumes
     finished      ->  (and data at once)    74 bytes
                   <-  session ticket        512 bytes
 """
@@ -19,7 +19,9 @@ _ALERT: Final = 21
 _HANDSHAKE: Final = 22
 _DATA: Final = 23
 _HELLO_BYTES: Final = 517
+_HELLO_RESUMING_BYTES: Final = 770
 _FLIGHT_BYTES: Final = 2800
+_FLIGHT_RESUMED_BYTES: Final = 260
 _FINISHED_BYTES: Final = 74
 _TICKET_BYTES: Final = 512
 
@@ -50,6 +52,22 @@ def _refused(name: str) -> ssl.SSLCertVerificationError:
     return error
 
 
+class SimTlsSession:
+    """What a client keeps of a connection; stands for `ssl.SSLSession`.
+
+    Attributes:
+        ticket: what the server called it, empty where it sent none.
+    """
+
+    def __init__(self, ticket: str = "") -> None:
+        self.ticket = ticket
+
+    @property
+    def has_ticket(self) -> bool:
+        """True where it can be resumed."""
+        return bool(self.ticket)
+
+
 class SimTlsObject:
     """One side of a TLS connection in memory; the methods are those of `ssl.SSLObject`."""
 
@@ -61,7 +79,10 @@ class SimTlsObject:
         *,
         server_side: bool,
         server_hostname: str,
+        session: SimTlsSession | None,
     ) -> None:
+        self.session = session
+        self.session_reused = False
         self._context = context
         self._incoming = incoming
         self._outgoing = outgoing
@@ -78,11 +99,17 @@ class SimTlsObject:
         """The protocol agreed, None where none was."""
         return self._alpn
 
+    def version(self) -> str:
+        """The version of TLS."""
+        return "TLSv1.3"
+
     def do_handshake(self) -> None:
         """Go on with the handshake; raises SSLWantReadError where more has to come first."""
         if not self._server and not self._greeted:
             self._greeted = True
-            hello = _words(_HELLO_BYTES, [self._name], self._context.alpn)
+            ticket = [self.session.ticket] if self.session is not None else []
+            size = _HELLO_RESUMING_BYTES if ticket else _HELLO_BYTES
+            hello = _words(size, [self._name], self._context.alpn, ticket)
             self._outgoing.write(_record(_HANDSHAKE, hello))
         while not self._secure:
             record = next(self._records(), None)
@@ -95,8 +122,9 @@ class SimTlsObject:
 
     def _step(self, words: list[list[str]]) -> None:
         if not self._server:
-            names, chosen = words
-            if self._name not in names:
+            names, chosen, resumed = words
+            self.session_reused = bool(resumed)
+            if not self.session_reused and self._name not in names:
                 self._outgoing.write(_record(_ALERT, b"bad certificate"))
                 raise _refused(self._name)
             self._alpn = chosen[0] if chosen else None
@@ -107,10 +135,15 @@ class SimTlsObject:
             common = [each for each in self._context.alpn if each in offered]
             self._alpn = common[0] if common else None
             self._greeted = True
-            self._outgoing.write(_record(_HANDSHAKE, _words(_FLIGHT_BYTES, self._context.names, common[:1])))
+            self.session_reused = len(words) > 2 and self._context.redeem(words[2])
+            if self.session_reused:
+                flight = _words(_FLIGHT_RESUMED_BYTES, [], common[:1], ["resumed"])
+            else:
+                flight = _words(_FLIGHT_BYTES, self._context.names, common[:1], [])
+            self._outgoing.write(_record(_HANDSHAKE, flight))
         else:
             self._secure = True
-            self._outgoing.write(_record(_HANDSHAKE, _words(_TICKET_BYTES, ["ticket"])))
+            self._outgoing.write(_record(_HANDSHAKE, _words(_TICKET_BYTES, ["ticket", self._context.issue()])))
 
     def _alert(self, payload: bytes) -> ssl.SSLError:
         error = ssl.SSLError(1, payload.decode("ascii", "replace"))
@@ -141,6 +174,8 @@ class SimTlsObject:
             kind, payload = record
             if kind == _DATA:
                 self._plain += payload
+            elif kind == _HANDSHAKE:
+                self.session = SimTlsSession(_read_words(payload)[0][-1])
             elif kind == _ALERT:
                 if payload != b"close":
                     raise self._alert(payload)
@@ -172,6 +207,21 @@ class SimTlsContext:
     def __init__(self, alpn: Sequence[str], *, names: Sequence[str] = ()) -> None:
         self.alpn = tuple(alpn)
         self.names = tuple(names)
+        self._issued = 0
+        self._open: set[str] = set()
+
+    def issue(self) -> str:
+        """Make a ticket."""
+        self._issued += 1
+        ticket = str(self._issued)
+        self._open.add(ticket)
+        return ticket
+
+    def redeem(self, tickets: Sequence[str]) -> bool:
+        """Say whether a client may resume by its ticket: one that was made here and not used yet."""
+        known = self._open.intersection(tickets)
+        self._open -= known
+        return bool(known)
 
     def wrap_bio(
         self,
@@ -179,9 +229,17 @@ class SimTlsContext:
         outgoing: ssl.MemoryBIO,
         server_side: bool = False,
         server_hostname: str | None = None,
+        session: SimTlsSession | None = None,
     ) -> SimTlsObject:
         """See `ssl.SSLContext.wrap_bio`."""
-        return SimTlsObject(self, incoming, outgoing, server_side=server_side, server_hostname=server_hostname or "")
+        return SimTlsObject(
+            self,
+            incoming,
+            outgoing,
+            server_side=server_side,
+            server_hostname=server_hostname or "",
+            session=session,
+        )
 
 
 class SimTrust:

@@ -10,7 +10,7 @@ import pytest
 
 from stormline.core import limits
 from stormline.core.values import Address
-from stormline.net.resolve import Resolver
+from stormline.net.resolve import Resolver, SystemNames
 
 pytestmark = pytest.mark.loopback
 
@@ -53,18 +53,18 @@ async def test_resolve_localhost_by_the_system():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%lo"])
 async def test_resolve_literal_asks_nobody(host, hanging):
-    assert await Resolver(lookup=hanging).resolve(host, 1) == (Address(host, 1),)
+    assert await Resolver(SystemNames(lookup=hanging)).resolve(host, 1) == (Address(host, 1),)
     assert hanging.asked == []
 
 
 async def test_resolve_order_stays_and_each_comes_once(hanging):
     hanging.go.set()
-    found = await Resolver(lookup=hanging).resolve("a.test", 7)
+    found = await Resolver(SystemNames(lookup=hanging)).resolve("a.test", 7)
     assert found == (Address("127.0.0.9", 7), Address("127.0.0.1", 7))
 
 
 async def test_resolve_same_name_is_asked_once(hanging):
-    resolver = Resolver(lookup=hanging)
+    resolver = Resolver(SystemNames(lookup=hanging))
     tasks = [asyncio.create_task(resolver.resolve("a.test", port)) for port in range(20)]
     await asyncio.sleep(0)
     tasks[0].cancel()
@@ -76,7 +76,7 @@ async def test_resolve_same_name_is_asked_once(hanging):
 
 
 async def test_resolve_many_names_use_few_threads_and_all_answer(hanging, until):
-    resolver = Resolver(threads_max=3, lookup=hanging)
+    resolver = Resolver(SystemNames(threads_max=3, lookup=hanging))
     tasks = [asyncio.create_task(resolver.resolve(f"n{number}.test", 1)) for number in range(30)]
     await until(lambda: len(hanging.asked) == 3)
     hanging.go.set()
@@ -85,7 +85,7 @@ async def test_resolve_many_names_use_few_threads_and_all_answer(hanging, until)
 
 
 async def test_resolve_hanging_name_times_out_and_is_joined_not_asked_again(hanging):
-    resolver = Resolver(threads_max=1, lookup=hanging)
+    resolver = Resolver(SystemNames(threads_max=1, lookup=hanging))
     for _ in range(3):
         with pytest.raises(TimeoutError):
             await resolver.resolve("a.test", 1, timeout_s=0.01)
@@ -93,7 +93,7 @@ async def test_resolve_hanging_name_times_out_and_is_joined_not_asked_again(hang
 
 
 async def test_resolve_waiting_lookup_nobody_wants_is_never_asked(hanging):
-    resolver = Resolver(threads_max=1, lookup=hanging)
+    resolver = Resolver(SystemNames(threads_max=1, lookup=hanging))
     first = asyncio.create_task(resolver.resolve("a.test", 1))
     await asyncio.sleep(0)
     with pytest.raises(TimeoutError):
@@ -105,8 +105,58 @@ async def test_resolve_waiting_lookup_nobody_wants_is_never_asked(hanging):
     assert hanging.asked == ["a.test", "c.test"]
 
 
+async def test_resolve_lookup_that_outlives_its_caller_is_still_remembered(hanging, until):
+    resolver = Resolver(SystemNames(lookup=hanging))
+    with pytest.raises(TimeoutError):
+        await resolver.resolve("a.test", 1, timeout_s=0.01)
+    hanging.go.set()
+    await until(lambda: resolver._known)
+    assert (await resolver.resolve("a.test", 1))[0] == Address("127.0.0.9", 1)
+    assert hanging.asked == ["a.test"]
+
+
+async def test_resolve_known_name_while_the_system_hangs_is_given_and_renewed_later(hanging, until, monkeypatch):
+    monkeypatch.setattr(limits, "RESOLVE_FRESH_S", 0.0)  # every answer is due to be asked again
+    resolver = Resolver(SystemNames(lookup=hanging))
+    hanging.go.set()
+    first = await resolver.resolve("a.test", 1)
+    hanging.go.clear()
+    for _ in range(20):
+        assert await resolver.resolve("a.test", 1) == first
+    await until(lambda: hanging.running)
+    assert hanging.asked == ["a.test"] * 2
+    hanging.go.set()
+    await until(lambda: not resolver._queries)
+    resolver.close()
+
+
+async def test_refresh_takes_at_most_half_of_the_threads_and_never_waits(hanging):
+    names = SystemNames(threads_max=4, lookup=hanging)
+    answers = [names.ask(f"n{number}.test", refresh=True) for number in range(2)]
+    with pytest.raises(BlockingIOError):
+        names.ask("n2.test", refresh=True)
+    answers += [names.ask(f"m{number}.test", refresh=False) for number in range(3)]
+    hanging.go.set()
+    await asyncio.gather(*answers)
+    assert (await names.ask("n2.test", refresh=True))[0] == "127.0.0.9"
+    assert len(hanging.asked) == 6
+
+
+async def test_close_while_a_lookup_hangs_ends_who_waits(hanging, until):
+    resolver = Resolver(SystemNames(threads_max=1, lookup=hanging))
+    tasks = [asyncio.create_task(resolver.resolve(host, 1)) for host in ("a.test", "b.test")]
+    await until(lambda: hanging.asked)
+    resolver.close()
+    for task in tasks:
+        with pytest.raises(ConnectionAbortedError):
+            await task
+    hanging.go.set()
+    await until(lambda: not hanging.running)
+    assert hanging.asked == ["a.test"]
+
+
 async def test_resolve_beyond_the_queue_fails_at_once(hanging):
-    resolver = Resolver(threads_max=1, lookup=hanging)
+    resolver = Resolver(SystemNames(threads_max=1, lookup=hanging))
     tasks = [
         asyncio.create_task(resolver.resolve(f"n{number}.test", 1)) for number in range(limits.RESOLVE_WAITING_MAX + 1)
     ]
@@ -126,16 +176,16 @@ async def test_resolve_what_is_no_name_is_a_gaierror(host):
 
 async def test_resolve_name_without_address_is_a_gaierror():
     with pytest.raises(socket.gaierror):
-        await Resolver(lookup=lambda host: []).resolve("a.test", 1)
+        await Resolver(SystemNames(lookup=lambda host: [])).resolve("a.test", 1)
 
 
 def test_resolve_hung_lookup_does_not_hold_the_exit():
     program = """
 import asyncio, time
-from stormline.net.resolve import Resolver
+from stormline.net.resolve import Resolver, SystemNames
 async def main():
     try:
-        await Resolver(lookup=lambda host: time.sleep(3600)).resolve("a.test", 1, timeout_s=0.05)
+        await Resolver(SystemNames(lookup=lambda host: time.sleep(3600))).resolve("a.test", 1, timeout_s=0.05)
     except TimeoutError:
         print("gave up", flush=True)
 asyncio.run(main())
