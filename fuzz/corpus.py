@@ -130,3 +130,12 @@ def reports() -> list[bytes]:
 def addresses() -> list[bytes]:
     """Addresses as people write them."""
     return [b"127.0.0.1:443", b"[2001:db8::1]:8443", b"api.example:1", b" host:65535 ", b"::1", b"[fe80::1%eth0]:5"]
+
+
+def proxy_settings() -> list[bytes]:
+    """A proxy's URL on the first line, then a `NO_PROXY` list."""
+    return [
+        b"http://user:p%40ss@proxy.example:3128/\na.example,.b.example,*.c.example, ,10.0.0.0/8",
+        b"socks5h://[2001:db8::1]:1080\n[::1]:443,fd00::/8,::1,http://d.example,*:8080",
+        b"proxy.example\n*",
+    ]

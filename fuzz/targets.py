@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fuzz import corpus
 from stormline.core import codes, errors, limits
 from stormline.core.values import parse_address
+from stormline.outbound import proxy_rules
 from stormline.telemetry import report
 from stormline.wire import bundle, frames, jws, plan
 from stormline.wire import events as e
@@ -180,6 +181,24 @@ def fuzz_address(data: bytes) -> None:
         assert parse_address(str(found)) == found, "it does not survive writing"
 
 
+def fuzz_proxy_settings(data: bytes) -> None:
+    """A URL gives ConfigError or a proxy that can be written again; a list is read, and its entries hold one by one."""
+    first, _, rest = data.decode("utf-8", "surrogateescape").partition("\n")
+    with contextlib.suppress(errors.ConfigError):
+        proxy = proxy_rules.parse_proxy(first)
+        assert 0 < proxy.address.port < 65536
+        again = proxy_rules.parse_proxy(f"{proxy.scheme}://{proxy.address}")
+        assert (again.scheme, again.address) == (proxy.scheme, proxy.address), "it does not survive writing"
+        secrets = [] if proxy.username is None else [proxy.username.reveal(), proxy.password.reveal()]
+        shown = f"{proxy} {proxy!r}".replace(str(proxy.address), "").replace(repr(proxy.address), "")
+        assert not any(len(secret) > 7 and secret in shown for secret in secrets), "a credential is shown"
+    exemptions, _ = proxy_rules.parse_no_proxy(rest)
+    for entry in rest.split(","):
+        for host in ("a.example", "x.b.example", "10.0.0.1", "::1", entry):
+            if proxy_rules.parse_no_proxy(entry)[0].cover("https", host, 443):
+                assert exemptions.cover("https", host, 443), "an entry does not hold in the list"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A parser under fuzzing: the function that holds its invariant, and valid inputs to start from."""
@@ -197,4 +216,5 @@ TARGETS = {
     "bundle": Target(run=fuzz_bundle, seeds=corpus.bundles),
     "report": Target(run=fuzz_report, seeds=corpus.reports),
     "address": Target(run=fuzz_address, seeds=corpus.addresses),
+    "proxy_settings": Target(run=fuzz_proxy_settings, seeds=corpus.proxy_settings),
 }

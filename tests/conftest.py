@@ -28,6 +28,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
+# Proxies of whoever runs the tests are no way to 127.0.0.1. Taken away here, before anything is started.
+for _name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+    os.environ.pop(_name, None)
+    os.environ.pop(_name.lower(), None)
+
 LEVELS_WITH_REAL_IO = frozenset({"loopback", "platform"})
 SETTLE_S = 3.0
 """How long a test's leftovers may take to go by themselves after its fixtures have ended: a closed transport gives its

@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 400
-NAMES = ["frames", "connection_server", "connection_client", "jws", "plan", "bundle", "report", "address"]
+NAMES = [
+    "frames", "connection_server", "connection_client", "jws", "plan", "bundle", "report", "address", "proxy_settings",
+]  # fmt: skip
 
 
 @pytest.fixture

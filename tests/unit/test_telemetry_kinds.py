@@ -18,6 +18,7 @@ AT = {"phase": Phase.CONNECT, "maybe_delivered": False}
         (errors.QueueFull("x", **AT), "client.queue"),
         (errors.ResolveError("x", **AT), "dns.failed"),
         (errors.ConnectError("x", **AT), "tcp.failed"),
+        (errors.ProxyError("x", **AT), "proxy.failed"),
         (errors.TlsError("x", **AT), "tls.failed"),
         (errors.WriteError("x", **AT), "tcp.write"),
         (errors.ReadError("x", **AT), "tcp.read"),

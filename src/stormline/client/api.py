@@ -3,7 +3,9 @@
 import os
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 
@@ -14,6 +16,7 @@ from stormline.client.trace import CallTrace
 from stormline.client.transport import HOLD, AsyncTransport, Transport, make_config
 from stormline.core import errors
 from stormline.core.phase import Phase
+from stormline.core.values import Secret
 from stormline.wire.bundle import Bundle
 
 Parse = Callable[[httpx2.Response], bool | None]
@@ -30,8 +33,8 @@ class AsyncClient(httpx2.AsyncClient):
             is not raised. Answers that are streamed are not asked about.
         verify: TLS trust for origins reached directly.
         outside: the machine it runs on; another one in simulation.
-        **options: as `httpx2.AsyncClient`, without `transport`, `mounts` and `proxy`; the default of `timeout` is the
-            config's.
+        **options: as `httpx2.AsyncClient`, without `transport` and `mounts`; the default of `timeout` is the config's.
+            `proxy` and `trust_env` take the place of the config's.
 
     Raises:
         BundleError: the bundle cannot be used.
@@ -49,7 +52,7 @@ class AsyncClient(httpx2.AsyncClient):
         **options: Any,
     ) -> None:
         self._parse = parse
-        config = make_config(config, bundle)
+        config = with_proxy(make_config(config, bundle), options)
         self._storm = AsyncTransport(config=config, verify=verify, outside=outside)
         super().__init__(transport=self._storm, **_options(options, config))
 
@@ -94,7 +97,7 @@ class Client(httpx2.Client):
         **options: Any,
     ) -> None:
         self._parse = parse
-        config = make_config(config, bundle)
+        config = with_proxy(make_config(config, bundle), options)
         self._storm = Transport(config=config, verify=verify)
         super().__init__(transport=self._storm, **_options(options, config))
 
@@ -115,13 +118,42 @@ class Client(httpx2.Client):
         self._storm.network_changed()
 
 
+def with_proxy(config: Config, options: dict[str, Any]) -> Config:
+    """Give the config with what httpx2's options say about proxies; `proxy` is taken out of them.
+
+    Raises:
+        ConfigError: the proxy is none that can be used.
+    """
+    proxy = options.pop("proxy", None)
+    if proxy is not None:
+        config = replace(config, proxy=_proxy_url(proxy))
+    if "trust_env" in options:  # stays there: httpx2 has uses of its own for it
+        config = replace(config, trust_env=bool(options["trust_env"]))
+    return config
+
+
+def _proxy_url(proxy: Any) -> str:
+    """Give the URL of a `proxy=` argument: a text, a URL object or a `Proxy` object of either module."""
+    if getattr(proxy, "ssl_context", None) is not None or getattr(proxy, "headers", None):
+        raise errors.ConfigError("proxy: headers and ssl_context of a Proxy object are not supported")
+    url = getattr(proxy, "url", proxy)
+    if not isinstance(url, str) and not hasattr(url, "raw_host"):
+        raise errors.ConfigError("proxy: expected a URL or an httpx2.Proxy")
+    text = Secret.reveal(url) if isinstance(url, Secret) else str(url)
+    auth = getattr(proxy, "raw_auth", None)  # which the object keeps apart from its URL
+    if auth is None:
+        return text
+    scheme, _, rest = text.partition("://")
+    return f"{scheme}://{quote(auth[0], safe='')}:{quote(auth[1], safe='')}@{rest}"
+
+
 def _options(options: dict[str, Any], config: Config) -> dict[str, Any]:
     """Complete the options for httpx2.
 
     Raises:
         ConfigError: one of them would lead requests past stormline.
     """
-    for name in ("transport", "mounts", "proxy"):
+    for name in ("transport", "mounts"):
         if options.get(name) is not None:
             raise errors.ConfigError(
                 f"{name}=: requests would go past stormline; give httpx2's own client a stormline transport instead"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stormline.core import errors, limits
 from stormline.core.values import Secret
+from stormline.outbound import proxy_rules
 from stormline.policy.means import Means
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class Config:
         report: send each call's timeline to the platform's APM. It holds host, path, times and outcome; no query
             values, headers, bodies or credentials.
         store: folder where the device token and the last plan are kept between starts, None to keep nothing.
+        proxy: URL of the proxy for everything: `http://`, `socks5://` or `socks5h://`, with `user:password@` where it
+            wants them. The environment then says nothing about proxies. No `repr` shows it.
+        trust_env: take proxies from the environment (`HTTPS_PROXY`, `NO_PROXY` and so on) where `proxy` is None.
         network: kind of network, where the app knows it: `wifi`, `cell`, `wired`.
     """
 
@@ -47,6 +51,8 @@ class Config:
     report: bool = True
     store: Path | None = None
     network: str = "unknown"
+    proxy: str | None = None
+    trust_env: bool = True
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -61,6 +67,15 @@ class Config:
         unknown = sorted(set(self.disabled) - {each.value for each in Means})
         if unknown:
             raise errors.ConfigError(f"disabled: no such means: {unknown[0]!r}; there are {', '.join(Means)}")
+        if self.proxy is not None:
+            if not isinstance(self.proxy, str):
+                raise errors.ConfigError(f"proxy: expected a URL as text, not {type(self.proxy).__name__}")
+            try:
+                proxy_rules.explicit(self.proxy)
+            except errors.ConfigError as error:
+                raise errors.ConfigError(f"proxy: {error}") from None
+            if not isinstance(self.proxy, Secret):  # of a Secret it would take the mask
+                object.__setattr__(self, "proxy", Secret(self.proxy))
 
 
 def load_bundle(source: "Bundle | str | os.PathLike[str] | None") -> "Bundle | None":

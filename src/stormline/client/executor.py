@@ -20,6 +20,8 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.outbound.pool import HttpPool
+from stormline.outbound.proxy import forwarded
+from stormline.outbound.proxy_rules import DIRECT, ProxyRules
 from stormline.policy import means
 from stormline.policy.budget import retry_after_s
 from stormline.policy.means import Means, Outcome, Step
@@ -57,6 +59,7 @@ class Executor:
         wall_s: the wall clock, for dates in `Retry-After`.
         scheduling: plans of a platform.
         longline: its long connection.
+        proxies: which requests go through a proxy.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Executor:
         wall_s: Callable[[], float],
         scheduling: "Scheduling | None",
         longline: "LongLine | None",
+        proxies: ProxyRules = DIRECT,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -77,6 +81,7 @@ class Executor:
         self._wall_s = wall_s
         self._scheduling = scheduling
         self._longline = longline
+        self._proxies = proxies
         self._loop = asyncio.get_running_loop()
 
     async def execute(self, request: HttpRequest, call_limits: CallLimits, trace: CallTrace) -> Answer:
@@ -369,11 +374,12 @@ class Executor:
                 trace.note(f"plan version {plan.version}{stale}: {known}")
             if self._scheduling.last_error is not None:
                 trace.note(str(self._scheduling.last_error))
+        proxied = self._proxies.proxy_for(request.scheme, request.host, request.port) is not None
         longline = self._longline if any(each.carrier == _LONG_TLS for each in endpoints) else None
         return means.plan(
             long=longline is not None and not longline.stopped,
             long_last=longline is not None and longline.paused,
-            origins=_origins(endpoints, request),
+            origins=() if proxied else _origins(endpoints, request),  # a proxy finds the origin by its name
             disabled=disabled,
             method=request.method.upper(),
             has_key=_has_key(request),
@@ -437,7 +443,7 @@ class Executor:
             request = replace(request, body=run.body.chunks())
         try:
             response = await self._pool.request(
-                request,
+                forwarded(request, self._proxies),
                 deadline_s=run.remaining(),
                 body_deadline_s=limits.CALL_DEADLINE_MAX_S,
                 connect_timeout_s=run.limits.connect_timeout_s,

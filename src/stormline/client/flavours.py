@@ -35,6 +35,8 @@ def _their_error(error: errors.TransportError | errors.LocalProtocolError) -> st
             if not error.phase.reached(Phase.SEND):
                 return "ConnectTimeout"
             return "WriteTimeout" if error.phase is Phase.SEND else "ReadTimeout"
+        case errors.ProxyError():
+            return "ProxyError"
         case errors.ResolveError() | errors.ConnectError() | errors.TlsError():
             return "ConnectError"
         case errors.WriteError():

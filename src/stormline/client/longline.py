@@ -15,7 +15,7 @@ from stormline.core.clock import Rng
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream
-from stormline.outbound.dial import Dialer
+from stormline.outbound.pool import Connector
 from stormline.policy.reconnect import Reconnect, renewable
 from stormline.wire import events as e
 from stormline.wire import messages
@@ -62,7 +62,7 @@ class LongLine:
     """Holds at most one link; who wants one while it is being opened waits for the same attempt."""
 
     def __init__(
-        self, config: Config, app: str, scheduling: Scheduling, dialer: Dialer, rng: Rng, client_name: str
+        self, config: Config, app: str, scheduling: Scheduling, dialer: Connector, rng: Rng, client_name: str
     ) -> None:
         self._config = config
         self._app = app

@@ -1,7 +1,8 @@
 """What a client takes from the machine it runs on. Simulation brings another machine; nothing else differs."""
 
+import os
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,6 +46,7 @@ class Outside:
         trust: makes TLS contexts.
         is_assigned: says whether an address is one of the machine's own now.
         resolver: makes what turns names into addresses; each client has one of its own.
+        environ: its environment variables, for the proxies they name.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -53,6 +55,7 @@ class Outside:
     trust: Trust = trust
     is_assigned: Callable[[str], bool] = is_assigned
     resolver: Callable[[], Names] = Resolver
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
 REAL = Outside()

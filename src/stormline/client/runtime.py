@@ -18,9 +18,11 @@ from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.core import ids
 from stormline.net.stream import Stream
+from stormline.outbound import proxy_rules
 from stormline.outbound.dial import Advice, Dialer
 from stormline.outbound.messages import Headers, HttpRequest
-from stormline.outbound.pool import HttpPool
+from stormline.outbound.pool import Connector, HttpPool
+from stormline.outbound.proxy import ProxyDialer
 from stormline.policy.shape import Network
 from stormline.telemetry.timeline import CallRecord
 
@@ -46,7 +48,7 @@ class Runtime:
     ) -> None:
         self.config = config
         self.pid = os.getpid()
-        self._over = False
+        self._over = True  # until there is something to close
         self.loop = asyncio.get_running_loop()
         self.clock = outside.clock
         self.rng = outside.rng
@@ -54,6 +56,7 @@ class Runtime:
         self._call_numbers = itertools.count(1)
         self._outside = outside
         self._resolver = outside.resolver()
+        self._proxies = _proxies(config, outside)
         alpn = ("h2", "http/1.1") if config.http2 else ("http/1.1",)
         self.steering = Steering(Network(config.network, config.network))
         context = foreign_context or outside.trust.foreign_context(alpn)
@@ -64,6 +67,7 @@ class Runtime:
         self.longline: LongLine | None = None
         self._recorder: Recorder | None = None
         self.on_record: Callable[[CallRecord], None] | None = None
+        self._over = False
         if config.bundle is not None:
             self._join(config, config.bundle.app)
         self._executor = Executor(
@@ -74,10 +78,14 @@ class Runtime:
             wall_s=self.clock.wall,
             scheduling=self.scheduling,
             longline=self.longline,
+            proxies=self._proxies,
         )
 
-    def _dialer(self, context: ssl.SSLContext, advice: Advice | None = None) -> Dialer:
-        return Dialer(self._resolver, context, open_tcp=self._outside.open_tcp, advice=advice)
+    def _dialer(self, context: ssl.SSLContext, advice: Advice | None = None, *, roles: bool = False) -> Connector:
+        dialer = Dialer(self._resolver, context, open_tcp=self._outside.open_tcp, advice=advice)
+        if not self._proxies:
+            return dialer
+        return ProxyDialer(dialer, self._proxies, context=context, resolver=self._resolver, by_name=not roles)
 
     def _join(self, config: Config, app: str) -> None:
         """Set up the parts that need a platform."""
@@ -100,9 +108,10 @@ class Runtime:
         long_context = (
             trust.roles_context(bundle.ca_pem, long_alpn) if bundle.ca_pem else trust.foreign_context(long_alpn)
         )
-        self._roles_pool = HttpPool(self._dialer(context), self.clock)
+        self._roles_pool = HttpPool(self._dialer(context, roles=True), self.clock)
         self.scheduling = Scheduling(config, bundle, self._roles_pool, self.clock, self._store)
-        self.longline = LongLine(config, app, self.scheduling, self._dialer(long_context), self.rng, CLIENT_NAME)
+        long_dialer = self._dialer(long_context, roles=True)
+        self.longline = LongLine(config, app, self.scheduling, long_dialer, self.rng, CLIENT_NAME)
         if config.report:
             self._recorder = Recorder(
                 self._roles_pool,
@@ -229,3 +238,9 @@ class Runtime:
         self._resolver.close()
         if self._store is not None:
             self._store.close()
+
+
+def _proxies(config: Config, outside: Outside) -> proxy_rules.ProxyRules:
+    if config.proxy is not None:
+        return proxy_rules.explicit(config.proxy)
+    return proxy_rules.from_environment(outside.environ) if config.trust_env else proxy_rules.DIRECT

@@ -7,6 +7,7 @@
     │   ├── QueueFull               too many requests wait for a connection already
     │   ├── ResolveError            no address for the name
     │   ├── ConnectError            no connection to any address
+    │   │   └── ProxyError          a proxy was reached and made no connection
     │   ├── TlsError                the peer could not be verified, or the handshake failed
     │   ├── WriteError              the connection broke while sending
     │   ├── ReadError               the connection broke while waiting or reading
@@ -82,6 +83,10 @@ class ResolveError(TransportError):
 
 class ConnectError(TransportError):
     """No connection could be made to any address tried."""
+
+
+class ProxyError(ConnectError):
+    """A proxy was reached, and did not connect us: it refused, wants other credentials, or does not speak its part."""
 
 
 class TlsError(TransportError):

@@ -784,6 +784,16 @@ FLOW_BYTES_BURST: Final = 80 * 1024 * 1024
 FLOW_BYTES_PER_S: Final = 80 * 1024 * 1024 / 3600.0
 """How fast that room comes back (Mars: 80 MiB an hour)."""
 
+# -- proxies ----------------------------------------------------------------------------------------------------------
+PROXY_URL_CHARS_MAX: Final = 2048
+"""A proxy's URL: a name and two credentials of 255 bytes each, percent-encoded, have room."""
+NO_PROXY_CHARS_MAX: Final = 128 * 1024
+"""Of `NO_PROXY`: the longest variable that Linux hands to a new process. What follows is skipped and told."""
+PROXY_HEAD_BYTES_MAX: Final = 16 * 1024
+"""A proxy's answer to CONNECT: a status line and a few fields; those that ask for credentials carry long challenges."""
+PROXY_RULES_KEPT: Final = 8
+"""Environments whose rules are remembered, so that many clients parse, and warn, once."""
+
 # -- silent connections -----------------------------------------------------------------------------------------------
 STALL_BACKOFFS: Final = 2
 """RTO back-offs with data unacknowledged after which a connection counts as silent: the packet was lost three times."""

@@ -9,6 +9,7 @@ from stormline.core import codes, errors
 _KINDS: tuple[tuple[type[errors.StormlineError], str], ...] = (
     (errors.QueueFull, "client.queue"),
     (errors.ResolveError, "dns.failed"),
+    (errors.ProxyError, "proxy.failed"),  # before the class it is one of
     (errors.ConnectError, "tcp.failed"),
     (errors.TlsError, "tls.failed"),
     (errors.WriteError, "tcp.write"),

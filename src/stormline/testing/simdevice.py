@@ -147,6 +147,7 @@ class Device:
             open_tcp=self._open_tcp,
             trust=SimTrust(),
             resolver=lambda: Resolver(SimNames(self.host, self._net)),
+            environ={},
         )
         config = Config(bundle=self._platform.bundle, token=token)
         self._transport = AsyncTransport(config=config, outside=outside)

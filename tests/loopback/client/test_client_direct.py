@@ -454,23 +454,11 @@ class TestApi:
         ]
         assert all("parse" in each.stages_ms for each in records)
 
-    @pytest.mark.parametrize("option", ["transport", "mounts", "proxy"])
+    @pytest.mark.parametrize("option", ["transport", "mounts"])
     def test_option_that_leads_past_stormline_is_refused(self, option):
         for kind in (stormline.AsyncClient, stormline.Client):
             with pytest.raises(errors.ConfigError, match=option):
                 kind(**{option: object()})
-
-    @pytest.mark.parametrize("no_proxy", ["fd00:1:2::/64", "[::1]", ".a.test, ,*", "*", "::1,,"])
-    async def test_environment_with_proxies_changes_nothing(self, module, origin, monkeypatch, no_proxy):
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-            monkeypatch.setenv(name, "http://127.0.0.1:1")
-        for name in ("NO_PROXY", "no_proxy"):
-            monkeypatch.setenv(name, no_proxy)
-        there = await origin()
-        stormline.Client().close()
-        async with client_of(module) as client, stormline.AsyncClient() as ours:
-            assert (await client.get(there.url())).text == "ok"
-            assert (await ours.get(there.url())).text == "ok"
 
     async def test_stages_add_up_and_stand_in_order(self, origin):
         from stormline.telemetry.timeline import STAGES

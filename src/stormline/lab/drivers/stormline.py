@@ -17,6 +17,7 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
     options = config["options"]
     off = frozenset(options.get("disabled", ()))
     settings = Config(
+        trust_env=False,
         bundle=load_bundle(options["bundle"]) if options.get("bundle") else None,
         disabled=off - {"h2"},
         http2="h2" not in off,
