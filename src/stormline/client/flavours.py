@@ -82,6 +82,7 @@ class Flavour:
                 self._answer = answer
                 self._request = request
                 self._wait = wait
+                self._ended = False
 
             def __iter__(self) -> Iterator[bytes]:
                 try:
@@ -89,9 +90,11 @@ class Flavour:
                         yield chunk
                 except errors.TransportError as error:
                     raise flavour.convert(error, self._request) from error
+                self._ended = True
 
             def close(self) -> None:
-                self._wait(self._answer.aclose())
+                if not self._ended:  # else it is closed, and the way to the loop and back costs more than a read
+                    self._wait(self._answer.aclose())
 
         self._async_body = AsyncBody
         self._sync_body = SyncBody

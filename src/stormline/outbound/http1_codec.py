@@ -296,15 +296,17 @@ class ResponseReader:
         connection = _tokens(b",".join(named.get(b"connection", [])))
         self.keep_alive = b"close" not in connection and (version == "1.1" or b"keep-alive" in connection)
         self.reason, self.headers, self.http_version = self._reason, self._fields, f"HTTP/{version}"
-        if self._is_head or status in (204, 304):
+        bodiless = self._is_head or status in (204, 304)
+        self._chunked = bool(codings) and not bodiless
+        if bodiless:
             self.complete = True
-        elif codings:
-            self._chunked = True
         elif lengths:
             self._remaining = int(lengths[0])
             self.complete = self._remaining == 0
-        else:
+        elif not codings:
             self.keep_alive = False
+        if not self._chunked:
+            del self._parser  # it holds our methods: a circle that only the garbage collector would break
         self.status = status
 
     def _receive_chunked(self, data: bytes) -> None:
@@ -317,6 +319,7 @@ class ResponseReader:
             self.keep_alive = False  # the answer is whole; what is wrong comes after it
         if self._message_done:
             self.complete = True
+            del self._parser
         elif self._chunk_silence > limits.HTTP_HEAD_BYTES_MAX:
             raise self._violation("chunk extensions or trailers without end")
 

@@ -27,6 +27,7 @@ from h2.settings import SettingCodes
 from hpack import NeverIndexedHeaderTuple
 
 from stormline.core import errors, limits
+from stormline.outbound.http2_fields import FieldDecoder, FieldEncoder
 from stormline.outbound.messages import HttpRequest
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -297,7 +298,8 @@ class Http2Codec:
                 SettingCodes.MAX_CONCURRENT_STREAMS: limits.H2_STREAMS_MAX,
             },
         )
-        self._h2.decoder.max_header_list_size = limits.HTTP_HEAD_BYTES_MAX
+        self._h2.encoder = FieldEncoder()
+        self._h2.decoder = FieldDecoder(max_header_list_size=limits.HTTP_HEAD_BYTES_MAX)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(limits.H2_CONNECTION_WINDOW_BYTES - 65_535)
         self._streams: dict[int, _Track] = {}
