@@ -29,7 +29,12 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 # What the installed state depends on; the folder is part of it because scripts in .venv hold absolute paths.
 LOCKED := requirements/tools.txt requirements/dev.txt pyproject.toml
-SYSTEM_TOOLS := chromium:chromium nft:nftables ip:iproute2
+# command:package; tests that need one skip where it is missing.
+SYSTEM_TOOLS := chromium:chromium nft:nftables ip:iproute2 \
+	nginx:nginx-light caddy:caddy haproxy:haproxy nghttpd:nghttp2-server \
+	tinyproxy:tinyproxy-bin microsocks:microsocks
+# Those whose package would also start it as a service of the machine, now and at each boot.
+SERVICES := nginx caddy haproxy
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-annotate --no-header $(LOCK_ARGS)
 
@@ -76,16 +81,22 @@ peers: setup  ## make .venv-peers with the clients that the laboratory compares 
 	fi
 
 system-tools:
-	@missing=""; for pair in $(SYSTEM_TOOLS); do \
-		PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing+=" $${pair##*:}"; done; \
+	@missing=""; services=""; for pair in $(SYSTEM_TOOLS); do \
+		PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null && continue; \
+		missing+=" $${pair##*:}"; \
+		[[ " $(SERVICES) " != *" $${pair%%:*} "* ]] || services+=" $${pair%%:*}"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 		echo "system-tools: missing:$$missing (installed only as root with apt-get); going on without"; exit 0; fi; \
 	echo "system-tools: installing$$missing"; \
 	export DEBIAN_FRONTEND=noninteractive; \
-	install_missing() { apt-get install -qq -y --no-install-recommends $$missing >/dev/null; }; \
-	install_missing 2>/dev/null || { apt-get update -qq && install_missing; } \
-		|| echo "system-tools: apt-get could not install:$$missing; going on without"
+	policy=/usr/sbin/policy-rc.d; \
+	if [ -n "$$services" ] && [ ! -e "$$policy" ]; then \
+		trap 'rm -f "$$policy"' EXIT; printf '#!/bin/sh\nexit 101\n' >"$$policy"; chmod 755 "$$policy"; fi; \
+	install() { apt-get install -qq -y --no-install-recommends "$$@" >/dev/null; }; \
+	install $$missing 2>/dev/null || { apt-get update -qq && install $$missing; } || for package in $$missing; do \
+		install "$$package" || echo "system-tools: apt-get could not install $$package; going on without"; done; \
+	for service in $$services; do systemctl disable "$$service" >/dev/null 2>&1 || true; done
 
 up: setup  ## set up and run the whole platform with the demo shop (DEMO=0: without)
 	@exec $(BIN)/stormline up $(if $(filter 0 no false,$(DEMO)),,--demo) $(UP_ARGS)
