@@ -317,6 +317,21 @@ CONNECT_STAGGER_S: Final = 0.25
 """Head start of an address before the next is tried as well (RFC 8305 section 8: 250 ms)."""
 DIAL_CANDIDATES_MAX: Final = 16
 """Addresses one dial tries; the rest of a longer list is not used."""
+DIAL_REPEAT_S: Final = 2.0
+"""Silence of an address after which a dial knocks again beside the connection it tries already. The kernel repeats a
+lost SYN after 1, 3 and 7 s; together that is a look about every second, so a blackout's end is noticed within one."""
+DIAL_REPEAT_S_MIN: Final = 0.25
+"""Least pause between two knocks at one address, whatever the advice: a SYN is no flood at four a second."""
+DIAL_KNOCKS_MAX: Final = 3
+"""Connections to one address that one dial tries side by side; an answer later than three knocks is hardly one."""
+DIAL_RACERS_MAX: Final = 16
+"""Connections one dial tries side by side; beyond it a new knock replaces an older one."""
+DIAL_ROUND_S_MIN: Final = 1.0
+"""Where every address has been tried and at least one was only silent, they are begun again, this long after the last
+such beginning at the earliest."""
+TLS_HEAD_START_S: Final = 0.3
+"""Head start of a TLS handshake before another of the same dial is begun, at least: as `CONNECT_STAGGER_S`, and the
+work of both sides. On slow links it is two round trips."""
 RECEIVE_BYTES_MAX: Final = 64 * 1024
 """Most bytes taken from a socket at once: four TLS records, and past it bigger reads gain nothing."""
 SEND_PIECE_BYTES: Final = 64 * 1024

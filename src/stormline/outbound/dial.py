@@ -1,21 +1,23 @@
 """Connecting to an origin: staggered racing connect (RFC 8305 section 5) with TLS inside the race.
 
 An address whose TCP answers but whose TLS does not finish (a captive portal, a wrong machine behind the number, a
-middle box) loses like one that refuses: the winner is the first that has shown the right certificate.
+middle box) loses like one that refuses: the winner is the first that has shown the right certificate. How they race
+is in `race`; here is who races.
 """
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream, TcpStream, open_tcp, reason_of, start_tls
-
-OpenTcp = Callable[[Address], Awaitable[TcpStream]]
-"""Connects to one address; `net.stream.open_tcp` is the real one."""
+from stormline.outbound.race import Advice as Advice
+from stormline.outbound.race import OpenTcp as OpenTcp
+from stormline.outbound.race import Pace as Pace
+from stormline.outbound.race import Race
 
 
 class AddressSource(Protocol):
@@ -23,10 +25,6 @@ class AddressSource(Protocol):
 
     async def resolve(self, host: str, port: int) -> tuple[Address, ...]:
         """Give the addresses of a name; raises OSError, or TimeoutError where its own patience ended."""
-        ...
-
-    def doubt(self, host: str) -> None:
-        """Take note that no address of the last answer for `host` worked."""
         ...
 
 
@@ -49,14 +47,41 @@ def interleave(addresses: Iterable[Address]) -> tuple[Address, ...]:
     return tuple(mixed[: limits.DIAL_CANDIDATES_MAX])
 
 
+class _NoAdvice:
+    """The `Advice` where nothing is known: families in turn, one pace for all."""
+
+    def __init__(self, stagger_s: float) -> None:
+        self._pace = Pace(stagger_s=stagger_s)
+
+    def order(self, host: str, addresses: Sequence[Address], left: Collection[Address]) -> Sequence[Address]:
+        if not left:
+            return interleave(addresses)
+        fresh = [address for address in addresses if address not in left]
+        return (*interleave(fresh), *interleave(address for address in addresses if address in left))
+
+    def pace(self, host: str) -> Pace:
+        return self._pace
+
+    def connected(self, host: str, address: Address, *, connect_s: float, tls_s: float | None) -> None:
+        pass
+
+    def failed(self, host: str, address: Address, *, tried_s: float) -> None:
+        pass
+
+    def outrun(self, host: str, address: Address) -> None:
+        pass
+
+
 class Dialer:
     """Makes connections that trust whom `context` says. Stateless; one serves any number of dials at once.
 
     Args:
         resolver: finds addresses where the caller gives none.
         context: TLS to every origin dialled through this dialer: trust, versions, ALPN.
-        stagger_s: head start of each address before the next is tried too.
+        stagger_s: head start of each address before the next is tried too; not used where there is advice.
         open_tcp: connects to one address; cancelled or failed it leaves nothing behind.
+        advice: says in which order and how patiently addresses are tried, and is told what became of them; None:
+            families in turn, the default `Pace`.
     """
 
     def __init__(
@@ -66,11 +91,12 @@ class Dialer:
         *,
         stagger_s: float = limits.CONNECT_STAGGER_S,
         open_tcp: OpenTcp = open_tcp,
+        advice: Advice | None = None,
     ) -> None:
         self._resolver = resolver
         self._context = context
-        self._stagger_s = stagger_s
         self._open_tcp = open_tcp
+        self._advice = _NoAdvice(stagger_s) if advice is None else advice
 
     async def dial(
         self,
@@ -81,10 +107,14 @@ class Dialer:
         timeout_s: float,
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
+        left: Collection[Address] = (),
         on_stage: Callable[[str], None] = quiet,
         on_note: Callable[[str], None] = quiet,
     ) -> Stream:
         """Give a connected stream to the first address that is up, and shows its certificate where `tls`.
+
+        Ends before its time only where every address said no (refused, unreachable, cut off, a wrong certificate): at
+        one that is only silent it keeps knocking.
 
         Nothing of a request is sent: every error has `maybe_delivered` False. Cancelled or failed, no descriptor and
         no task stays behind.
@@ -96,8 +126,9 @@ class Dialer:
             timeout_s: seconds for all of it.
             addresses: where to connect instead of resolving (IP direct): IP literals, the best first.
             server_name: name for SNI and certificate; `host` where None. Never an address of `addresses`.
+            left: addresses on which the request has failed already; they come last.
             on_stage: told `resolve`, `connect`, `tls` as each begins.
-            on_note: told in words which address failed, and which won.
+            on_note: told in words which address failed and why, what is done about silence, and which one won.
 
         Raises:
             ResolveError: no address.
@@ -106,18 +137,22 @@ class Dialer:
             DeadlineExceeded: `timeout_s` ran out; `phase` is the stage it ran out in, the text lists the addresses.
             LocalProtocolError: `addresses` holds a name.
         """
-        race = _Race(on_stage, on_note)
+        name = server_name or host
+
+        async def shake(raw: TcpStream) -> Stream:
+            return await start_tls(raw, self._context, name)
+
+        race = Race(host, self._advice, self._open_tcp, shake if tls else None, on_stage=on_stage, on_note=on_note)
         try:
             async with asyncio.timeout(timeout_s) as timeout:
-                candidates = await self._candidates(host, port, addresses, race)
+                given = await self._addresses(host, port, addresses, race)
+                order = self._advice.order(host, given, left)[: limits.DIAL_CANDIDATES_MAX]
                 race.enter(Phase.CONNECT)
-                name = (server_name or host) if tls else None
-                return await race.run(
-                    candidates, lambda address: self._connect(address, name, race), stagger_s=self._stagger_s
-                )
+                return await race.run(order, self._advice.pace(host))
         except TimeoutError as error:
             if not timeout.expired():
                 raise
+            race.tell_timed_out()
             story = race.story() or "no address failed"
             raise errors.DeadlineExceeded(
                 f"{host}: not connected within {timeout_s:.3g} s, while in {race.phase}; {story}",
@@ -125,8 +160,8 @@ class Dialer:
                 maybe_delivered=False,
             ) from error
 
-    async def _candidates(
-        self, host: str, port: int, given: tuple[Address, ...] | None, race: "_Race"
+    async def _addresses(
+        self, host: str, port: int, given: tuple[Address, ...] | None, race: Race
     ) -> tuple[Address, ...]:
         if given is None:
             race.enter(Phase.RESOLVE)
@@ -141,112 +176,4 @@ class Dialer:
                 raise errors.LocalProtocolError(f"cannot connect directly to {address}: not an IP literal")
         if not given:
             raise errors.ResolveError(f"{host}: no address", phase=Phase.RESOLVE, maybe_delivered=False)
-        return interleave(given)
-
-    async def _connect(self, address: Address, name: str | None, race: "_Race") -> Stream:
-        raw = await self._open_tcp(address)
-        if name is None:
-            return raw
-        try:
-            race.enter(Phase.TLS)
-            return await start_tls(raw, self._context, name)
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; ValueError: no name TLS could ask for
-            raise _TlsFailed(reason_of(error)) from error
-        except BaseException:
-            raw.close()
-            raise
-
-
-class _TlsFailed(Exception):
-    """TCP connected, TLS did not finish."""
-
-
-class _Race:
-    """One dial: how far it is, what failed, and the racers."""
-
-    __slots__ = ("_failures", "_on_note", "_on_stage", "_running", "_unfinished", "phase")
-
-    def __init__(self, on_stage: Callable[[str], None], on_note: Callable[[str], None]) -> None:
-        self._on_stage = on_stage
-        self._on_note = on_note
-        self._failures: dict[Address, Exception] = {}
-        self._running: dict[asyncio.Task[Stream], Address] = {}
-        self._unfinished: list[Address] = []
-        self.phase = Phase.QUEUED
-
-    def enter(self, phase: Phase) -> None:
-        """Go on to `phase`, where it is not there yet: only the first racer in it is told of."""
-        if phase is not self.phase:
-            self.phase = phase
-            self._on_stage(phase.value)
-
-    def story(self) -> str:
-        """Tell which addresses failed and why, and which are still being tried."""
-        lines = [f"{address}: {reason_of(error)}" for address, error in self._failures.items()]
-        return "; ".join(lines + [f"{address}: no answer yet" for address in self._unfinished])
-
-    async def run(
-        self,
-        candidates: tuple[Address, ...],
-        connect: Callable[[Address], Coroutine[None, None, Stream]],
-        stagger_s: float,
-    ) -> Stream:
-        """Give the first stream that stands; every other one is closed before this returns or raises."""
-        stream: Stream | None = None
-        try:
-            stream = await self._first(candidates, connect, stagger_s)
-            await self._close_losers()
-            return stream
-        except BaseException:
-            if stream is not None:
-                stream.close()
-            await self._close_losers()
-            raise
-
-    async def _first(
-        self,
-        candidates: tuple[Address, ...],
-        connect: Callable[[Address], Coroutine[None, None, Stream]],
-        stagger_s: float,
-    ) -> Stream:
-        waiting = list(reversed(candidates))
-        while waiting or self._running:
-            if waiting:
-                address = waiting.pop()
-                self._running[asyncio.create_task(connect(address), name=f"connect {address}")] = address
-            done, _ = await asyncio.wait(
-                self._running, timeout=stagger_s if waiting else None, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in [each for each in self._running if each in done]:  # in the order they were begun
-                error = task.exception()
-                if error is None:
-                    self._on_note(f"connected to {self._running[task]}, {len(self._failures)} failed before")
-                    del self._running[task]
-                    return task.result()
-                if not isinstance(error, (OSError, _TlsFailed)):
-                    raise error  # not the network's: a bug, or a callback of the caller
-                address = self._running.pop(task)
-                self._failures[address] = error
-                self._on_note(f"{address} failed: {reason_of(error)}")
-        story = f"no connection: {self.story()}"
-        if any(isinstance(error, _TlsFailed) for error in self._failures.values()):
-            raise errors.TlsError(story, phase=Phase.TLS, maybe_delivered=False)
-        raise errors.ConnectError(story, phase=Phase.CONNECT, maybe_delivered=False)
-
-    async def _close_losers(self) -> None:
-        losers, self._running = self._running, {}
-        self._unfinished += losers.values()
-        for task in losers:
-            if task.done():
-                _close_result(task)
-            else:
-                task.cancel()
-                # A callback, not only the wait below: that one may be cancelled too.
-                task.add_done_callback(_close_result)
-        if losers:
-            await asyncio.wait(losers)
-
-
-def _close_result(task: asyncio.Task[Stream]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result().close()
+        return tuple(dict.fromkeys(given))
