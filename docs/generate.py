@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 import msgspec
@@ -103,11 +104,9 @@ def _constants(source: str) -> Iterator[tuple[int, str, str, str]]:
                     raise ValueError(f"limits.{node.target.id} has no docstring with its reason")
 
 
-def limits_page() -> str:
-    """Give every bound with its value and its reason, by the section headings of the file."""
-    from stormline.core import limits
-
-    source = inspect.getsource(limits)
+def _bounds(module: ModuleType) -> list[str]:
+    """Give every bound of a module with its value and its reason, by the section headings of its file."""
+    source = inspect.getsource(module)
     headings = [
         (number, match[1])
         for number, line in enumerate(source.splitlines(), 1)
@@ -116,13 +115,21 @@ def limits_page() -> str:
     sections: dict[str, list[tuple[str, ...]]] = {title: [] for _, title in headings}
     for line, name, text, doc in _constants(source):
         title = next(title for number, title in reversed(headings) if number < line)
-        value = getattr(limits, name)
+        value = getattr(module, name)
         shown = f"{value:,}" if isinstance(value, int) else f"{value:,.10g}" if isinstance(value, float) else text
         sections[title].append((f"`{name}`", shown, inspect.cleandoc(doc)))
     parts = []
     for title, rows in sections.items():
         parts += [f"## {title[:1].upper()}{title[1:]}", _table(("bound", "value", "what and why"), rows)]
-    return _page("Limits", "src/stormline/core/limits.py", inspect.cleandoc(limits.__doc__ or ""), *parts)
+    return parts
+
+
+def limits_page() -> str:
+    """Give every bound there is: those of the product, then those of laboratory and simulator."""
+    from stormline.core import limits, limits_lab
+
+    about = inspect.cleandoc(limits.__doc__ or "")
+    return _page("Limits", "src/stormline/core/limits.py", about, *_bounds(limits), *_bounds(limits_lab))
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------

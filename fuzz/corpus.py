@@ -1,6 +1,11 @@
 """Valid inputs to start from, made by the code that writes them; a mutation of one gets far into a parser."""
 
+import gzip
+import zlib
+
+import brotli
 import msgspec
+from backports import zstd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stormline.telemetry import report
@@ -138,4 +143,23 @@ def proxy_settings() -> list[bytes]:
         b"http://user:p%40ss@proxy.example:3128/\na.example,.b.example,*.c.example, ,10.0.0.0/8",
         b"socks5h://[2001:db8::1]:1080\n[::1]:443,fd00::/8,::1,http://d.example,*:8080",
         b"proxy.example\n*",
+    ]
+
+
+CODINGS = (("gzip",), ("deflate",), ("br",), ("zstd",), ("gzip", "br"))
+
+
+def coded_bodies() -> list[bytes]:
+    """Bodies of every coding, each of which is damage to the others."""
+    text = b"text that is long enough to be coded, and coded, and coded again" * 3
+    raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    packed = gzip.compress(text, mtime=0)
+    return [
+        packed,
+        packed + gzip.compress(b"", mtime=0) + bytes(9) + packed,
+        zlib.compress(text),
+        raw.compress(text) + raw.flush(),
+        brotli.compress(text),
+        brotli.compress(packed),
+        zstd.compress(text) + zstd.compress(b"more", options={zstd.CompressionParameter.checksum_flag: 1}),
     ]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuzz import corpus
+from stormline.client.decoding import Verifier
 from stormline.core import codes, errors, limits
 from stormline.core.values import parse_address
 from stormline.outbound import proxy_rules
@@ -19,6 +20,9 @@ from stormline.wire import events as e
 from stormline.wire import messages as m
 from stormline.wire.connection import Connection
 from stormline.wire.states import Role, State
+
+FUZZED_CONTENT_BYTES_MAX = 1 << 20
+"""A mutation may make a bomb; its beginning is enough."""
 
 
 def _messages(data: bytes, piece_bytes: int) -> tuple[list[m.Message], str]:
@@ -199,6 +203,30 @@ def fuzz_proxy_settings(data: bytes) -> None:
                 assert exemptions.cover("https", host, 443), "an entry does not hold in the list"
 
 
+def _decoded(codings: tuple[str, ...], data: bytes, piece_bytes: int) -> tuple[bytes, bool]:
+    verifier, content = Verifier(codings), b""
+    try:
+        for at in range(0, len(data), piece_bytes):
+            for piece in verifier.decode(data[at : at + piece_bytes]):
+                assert 0 < len(piece) <= 2 * limits.DECODE_PIECE_BYTES, "a piece has no bound"
+                content += piece
+                if len(content) > FUZZED_CONTENT_BYTES_MAX:
+                    return content[:FUZZED_CONTENT_BYTES_MAX], True
+        verifier.finish()
+    except errors.DecodeError:
+        return content, False
+    return content, True
+
+
+def fuzz_decoding(data: bytes) -> None:
+    """A body of any coding gives content or DecodeError, the same however it is cut."""
+    for codings in corpus.CODINGS:
+        content, whole = _decoded(codings, data, max(1, len(data)))
+        again, whole_again = _decoded(codings, data, 1)
+        assert whole == whole_again, "another cut, another verdict"
+        assert not whole or content == again, "another cut, another content"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A parser under fuzzing: the function that holds its invariant, and valid inputs to start from."""
@@ -217,4 +245,5 @@ TARGETS = {
     "report": Target(run=fuzz_report, seeds=corpus.reports),
     "address": Target(run=fuzz_address, seeds=corpus.addresses),
     "proxy_settings": Target(run=fuzz_proxy_settings, seeds=corpus.proxy_settings),
+    "decoding": Target(run=fuzz_decoding, seeds=corpus.coded_bodies),
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stormline.core import limits
+from stormline.core import limits_lab
 from stormline.core.errors import ConfigError
 from stormline.lab import messages as m
 from stormline.lab.control import Shaper
@@ -279,7 +279,7 @@ def test_stopped_shaper_shows_in_what_it_cannot_hide(
     before = topology.kernel_drops()
     os.kill(shaper.pid, signal.SIGSTOP)
     try:
-        for _ in range(limits.LAB_DEVICE_QUEUE_PACKETS + 500):
+        for _ in range(limits_lab.LAB_DEVICE_QUEUE_PACKETS + 500):
             device.send(b"x")
         time.sleep(0.1)
     finally:

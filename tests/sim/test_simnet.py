@@ -5,7 +5,7 @@ import ssl
 
 import pytest
 
-from stormline.core import limits
+from stormline.core import limits, limits_lab
 from stormline.core.values import Address
 from stormline.net.sessions import TlsSessions
 from stormline.net.stream import TcpStream, start_tls
@@ -103,10 +103,10 @@ def test_bytes_arrive_whole_and_in_order_whatever_the_link_does(params, seed) ->
 async def test_slow_link_holds_the_sender_back() -> None:
     net = Net(LinkParams(delay_s=0.01, rate_bps=800_000, queue_bytes=30_000))
     stream = await net.open()
-    size = limits.SIM_SEND_BUFFER_BYTES + 100_000
+    size = limits_lab.SIM_SEND_BUFFER_BYTES + 100_000
     sending = asyncio.create_task(stream.send_all(bytes(size)))
     await asyncio.sleep(0.3)
-    assert limits.SIM_SEND_BUFFER_BYTES <= stream.sent_bytes < size
+    assert limits_lab.SIM_SEND_BUFFER_BYTES <= stream.sent_bytes < size
     await read_exactly(stream, size)
     await sending
     assert asyncio.get_running_loop().time() > size * 8 / 800_000
@@ -119,11 +119,11 @@ async def test_receiver_that_does_not_read_shuts_the_window() -> None:
     stream = await net.open()
     await asyncio.sleep(1)
     net.seen[0].pause_reading()
-    size = 3 * limits.SIM_RECEIVE_BUFFER_BYTES
+    size = 3 * limits_lab.SIM_RECEIVE_BUFFER_BYTES
     sending = asyncio.create_task(stream.send_all(bytes(size)))
     await asyncio.sleep(30)
     assert not sending.done()
-    assert stream.sent_bytes <= limits.SIM_RECEIVE_BUFFER_BYTES + limits.SIM_SEND_BUFFER_BYTES + 30_000
+    assert stream.sent_bytes <= limits_lab.SIM_RECEIVE_BUFFER_BYTES + limits_lab.SIM_SEND_BUFFER_BYTES + 30_000
     net.seen[0].resume_reading()
     await read_exactly(stream, size)
     await sending
@@ -291,7 +291,7 @@ async def test_end_of_stream_is_told_after_the_data() -> None:
     net.seen[0].close()
     assert await stream.receive() == b""
     stream.close()
-    await asyncio.sleep(limits.SIM_ORPHAN_S + 1)
+    await asyncio.sleep(limits_lab.SIM_ORPHAN_S + 1)
     assert (net.phone.connections, net.server.connections) == (0, 0)
 
 

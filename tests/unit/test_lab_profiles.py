@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stormline.core import limits
+from stormline.core import limits_lab
 from stormline.core.errors import ConfigError
 from stormline.lab import faults, profiles
 from stormline.lab.chance import SeededRng
@@ -117,7 +117,10 @@ def test_recordings_that_are_missing_are_named(tmp_path: Path) -> None:
         ([Event(at_s=1.0, fault=faults.Dark(), until_s=1.0)], "ends before it begins"),
         ([Event(at_s=-1.0, fault=faults.Dark())], "ends before it begins"),
         ([Event(at_s=0.0, fault=faults.Dark()), Event(at_s=5.0, fault=faults.Dark())], "overlaps itself"),
-        ([Event(at_s=n * 1.0, fault=faults.DeadAddress(address=n)) for n in range(limits.LAB_EVENTS_MAX + 1)], "more"),
+        (
+            [Event(at_s=n * 1.0, fault=faults.DeadAddress(address=n)) for n in range(limits_lab.LAB_EVENTS_MAX + 1)],
+            "more",
+        ),
     ],
     ids=["empty", "negative", "overlap", "many"],
 )

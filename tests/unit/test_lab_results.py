@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormline.core import limits
+from stormline.core import limits_lab
 from stormline.core.errors import ConfigError, PlatformError
 from stormline.lab import results, workload
 from stormline.lab.results import Fault, Outcome, Result, RunKey, Traffic, Trust
@@ -63,7 +63,7 @@ def test_outcomes_time_counts_from_the_moment_it_was_due() -> None:
 
 
 def test_outcomes_answer_after_the_users_patience_is_no_success() -> None:
-    end_s = workload.PATIENCE_S + limits.LAB_LATE_END_S + 0.01
+    end_s = workload.PATIENCE_S + limits_lab.LAB_LATE_END_S + 0.01
     assert results.outcomes([workload.Ask(0, 0.0, 10)], [line(0, end_s)])[0].kind == "timeout"
 
 
@@ -107,10 +107,10 @@ def test_result_json_begins_with_the_promised_fields() -> None:
 @pytest.mark.parametrize(
     ("trust", "word"),
     [
-        (Trust(wait_p99_ms=limits.LAB_WAIT_P99_MS_MAX + 1), "p99"),
-        (Trust(wait_max_ms=limits.LAB_WAIT_MS_MAX + 1), "core"),
-        (Trust(server_lag_ms=limits.LAB_WAIT_MS_MAX + 1), "servers"),
-        (Trust(shaper_p99_ms=limits.LAB_SHAPER_LATE_MS_MAX + 1), "shaper"),
+        (Trust(wait_p99_ms=limits_lab.LAB_WAIT_P99_MS_MAX + 1), "p99"),
+        (Trust(wait_max_ms=limits_lab.LAB_WAIT_MS_MAX + 1), "core"),
+        (Trust(server_lag_ms=limits_lab.LAB_WAIT_MS_MAX + 1), "servers"),
+        (Trust(shaper_p99_ms=limits_lab.LAB_SHAPER_LATE_MS_MAX + 1), "shaper"),
         (Trust(problem="the client ended early"), "ended early"),
     ],
 )

@@ -5,10 +5,12 @@ import gc
 import tracemalloc
 from typing import Final
 
+from typing import Any, cast
+
 from stormline.core.values import Address
 from stormline.net.clock import SystemClock
 from stormline.outbound.messages import HttpRequest
-from stormline.outbound.pool import HttpPool
+from stormline.outbound.pool import Connector, HttpPool
 from stormline.policy import addresses, shape, timeouts
 from stormline.policy.budget import RetryBudget
 
@@ -27,6 +29,7 @@ class _Stream:
         self.local = Address("127.0.0.1", 1)
         self.alpn: str | None = "http/1.1"
         self.sent_bytes = 0
+        self.heard_at = 0.0
         self._closed = asyncio.Event()
         self._answers = 0
 
@@ -43,6 +46,9 @@ class _Stream:
         self._answers -= 1
         return _ANSWER
 
+    def tcp_info(self) -> None:
+        """Nothing: there is no kernel below."""
+
     def is_readable(self) -> bool:
         """Never of itself."""
         return False
@@ -53,7 +59,7 @@ class _Stream:
 
 
 class _Connector:
-    async def dial(self, host: str, port: int, **_: object) -> _Stream:
+    async def dial(self, host: str, port: int, **_: Any) -> _Stream:
         return _Stream(host, port)
 
 
@@ -68,7 +74,7 @@ async def bytes_per_host(hosts: int = HOSTS) -> float:
     try:
         before, _ = tracemalloc.get_traced_memory()
         book, patience, budget = addresses.AddressBook(), timeouts.TimeoutPolicy(), RetryBudget()
-        pool = HttpPool(_Connector(), clock, idle_s=0.0)
+        pool = HttpPool(cast("Connector", _Connector()), clock, idle_s=0.0)
         for number in range(hosts):
             host = f"host-{number}.example.org"
             _learn(host, float(number), book, patience, budget)

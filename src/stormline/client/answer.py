@@ -2,11 +2,12 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
+from stormline.client.decoding import Verifier, verifier_for
 from stormline.client.trace import CallTrace
-from stormline.core import errors
+from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.outbound.messages import BodySource, Headers
 
@@ -113,9 +114,11 @@ class Answer:
         http_version: `HTTP/1.1` and the like.
         headers: names and values as they came.
         trace: the call's trace; it is finished when the body ends, fails or is closed, unless it is `held`.
+        verifier: takes the content codings off and holds the body to its end; None where it has none that we know.
     """
 
-    __slots__ = ("_ended", "_source", "headers", "http_version", "reason", "status", "trace")
+    __slots__ = ("_ended", "_reader_decodes", "_source", "headers", "http_version", "reason", "status", "trace",
+                 "verifier")  # fmt: skip
 
     def __init__(
         self,
@@ -134,11 +137,15 @@ class Answer:
         self.reason = reason
         self.http_version = http_version
         self.headers = headers
+        self._reader_decodes = False
+        framed = http_version == "HTTP/2" or isinstance(source, LongBody)
+        self.verifier: Final = verifier_for(trace.record.method, status, headers, framed=framed)
 
     async def read(self) -> bytes:
         """Give the next piece of the body as it came, `b""` at its end; it ends only where it is whole.
 
         Raises:
+            DecodeError: the coded content is cut short or damaged; the chunk that shows it is not given.
             TransportError: it broke off (`phase` BODY).
         """
         if self._ended:
@@ -146,17 +153,50 @@ class Answer:
         self.trace.pulled()
         try:
             chunk = await self._source.read()
+            if self.verifier is not None:
+                await self._verify(self.verifier, chunk)
         except BaseException as error:  # cancelled too: whoever waited for it did not get it
-            self._ended = True
-            self.trace.attempt_failed(error)
-            self.trace.failed(error)
-            await self._source.aclose()
+            await self.fail(error)
             raise
         if chunk:
             self.trace.handed_out(len(chunk))
         else:
             await self.aclose()
         return chunk
+
+    async def _verify(self, verifier: Verifier, chunk: bytes) -> None:
+        if not chunk:
+            verifier.finish()
+            if verifier.surplus_bytes:
+                self.trace.note(f"{verifier.surplus_bytes} bytes after the end of the content left out")
+        elif not self._reader_decodes:
+            decoded_bytes = 0
+            for piece in verifier.decode(chunk):
+                decoded_bytes += len(piece)
+                if decoded_bytes >= limits.DECODE_TURN_BYTES:
+                    decoded_bytes = 0
+                    await asyncio.sleep(0)
+
+    def decoder(self) -> Callable[[bytes], Iterator[bytes]]:
+        """Leave the decoding to the reader: it gives this each chunk that it reads, and takes all that comes of it,
+        before it reads on; where that raises DecodeError it calls `fail`. `read` still holds the body to its end.
+
+        Raises:
+            LocalProtocolError: the answer has no coding that we know.
+        """
+        if self.verifier is None:
+            raise errors.LocalProtocolError("the body has no content coding")
+        self._reader_decodes = True
+        return self.verifier.decode
+
+    async def fail(self, error: BaseException) -> None:
+        """Let the body go and end the call as failed; harmless where it has ended."""
+        if not self._ended:
+            self._ended = True
+            self.trace.pulled()
+            self.trace.attempt_failed(error)
+            self.trace.failed(error)
+            await self._source.aclose()
 
     async def aclose(self) -> None:
         """Let the body go, read or not; harmless a second time."""

@@ -3,13 +3,16 @@
 Errors inherit from both trees: `except httpx.ConnectError` and `except stormline.errors.ConnectError` both catch.
 """
 
+import asyncio
+import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
 from stormline.client.answer import Answer
-from stormline.core import errors
+from stormline.core import errors, limits
 from stormline.core.phase import Phase
 
 _MODULES = ("httpx2", "httpx")
@@ -98,6 +101,7 @@ class Flavour:
 
         self._async_body = AsyncBody
         self._sync_body = SyncBody
+        self._decoded = _decoded_response(self)
 
     def response(self, answer: Answer, request: Any, wait: Wait | None = None) -> Any:
         """Make the caller's response; its body is asynchronous where `wait` is None."""
@@ -105,9 +109,8 @@ class Flavour:
         extensions = {"http_version": answer.http_version.encode("ascii"), "stormline": answer.trace}
         if answer.reason:
             extensions["reason_phrase"] = answer.reason
-        return self.module.Response(
-            answer.status, headers=list(answer.headers), stream=body, extensions=extensions, request=request
-        )
+        made = self.module.Response if answer.verifier is None else functools.partial(self._decoded, answer, wait)
+        return made(answer.status, headers=list(answer.headers), stream=body, extensions=extensions, request=request)
 
     def convert(self, error: errors.TransportError | errors.LocalProtocolError, request: Any) -> Exception:
         """Make the error the caller expects: of our kind and of theirs at once, with the same attributes."""
@@ -135,6 +138,95 @@ class Flavour:
         """Give the request's body where it is in memory, None where it is a stream."""
         # Not `request.content`: a request that follows a redirect has the stream alone.
         return b"".join(request.stream) if isinstance(request.stream, self.module.ByteStream) else None
+
+
+class _Resize:
+    """Cuts and joins content to pieces of one size, the last one excepted; None leaves them as they are."""
+
+    __slots__ = ("_held", "_size")
+
+    def __init__(self, size: int | None) -> None:
+        self._held = bytearray()
+        self._size = size
+
+    def take(self, piece: bytes) -> list[bytes]:
+        if self._size is None:
+            return [piece]
+        held, size = self._held, self._size
+        held += piece
+        whole = len(held) - len(held) % size
+        pieces = [bytes(held[start : start + size]) for start in range(0, whole, size)]
+        del held[:whole]
+        return pieces
+
+    def rest(self) -> list[bytes]:
+        return [bytes(self._held)] if self._held else []
+
+
+def _decoded_response(flavour: Flavour) -> Any:
+    """Make the module's response with a body that stormline decodes.
+
+    Only the two public iterators over the decoded body are replaced; `read`, `iter_text` and `iter_lines` go by them.
+    Should they cease to, the module decodes for itself what `Answer.read` has verified, and nothing is lost but the
+    later members of a gzip body.
+    """
+
+    class Response(flavour.module.Response):  # type: ignore[misc, name-defined]
+        __slots__ = ("_answer", "_wait")  # apart from what is pickled
+
+        def __init__(self, answer: Answer, wait: Wait | None, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._answer = answer
+            self._wait = wait
+
+        def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+            if self.is_stream_consumed or self.is_closed:  # its content is there, or the module says what is wrong
+                yield from super().iter_bytes(chunk_size)
+                return
+            decode, resize = self._answer.decoder(), _Resize(chunk_size)
+            for chunk in self.iter_raw():
+                try:
+                    for piece in decode(chunk):
+                        yield from resize.take(piece)
+                except errors.DecodeError as error:
+                    if self._wait is not None:
+                        self._wait(self._answer.fail(error))
+                    raise flavour.convert(error, self.request) from error
+            yield from resize.rest()
+
+        async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+            if self.is_stream_consumed or self.is_closed:
+                async for piece in super().aiter_bytes(chunk_size):
+                    yield piece
+                return
+            decode, resize = self._answer.decoder(), _Resize(chunk_size)
+            async with contextlib.aclosing(self.aiter_raw()) as chunks:
+                async for chunk in chunks:
+                    decoded_bytes = 0
+                    try:
+                        for piece in decode(chunk):
+                            for sized in resize.take(piece):
+                                yield sized
+                            decoded_bytes += len(piece)
+                            if decoded_bytes >= limits.DECODE_TURN_BYTES:
+                                decoded_bytes = 0
+                                await asyncio.sleep(0)
+                    except errors.DecodeError as error:
+                        await self._answer.fail(error)
+                        raise flavour.convert(error, self.request) from error
+            for sized in resize.rest():
+                yield sized
+
+        def __reduce__(self) -> Any:
+            return _unpickled, (flavour.module.__name__,), self.__getstate__()
+
+    return Response
+
+
+def _unpickled(name: str) -> Any:
+    """Give an empty response of the module's own class, for its `__setstate__`."""
+    kind = importlib.import_module(name).Response
+    return kind.__new__(kind)
 
 
 @functools.cache

@@ -208,11 +208,14 @@ class Steering:
             if other is call:
                 continue
             requests += 1
+            # An answer of which nothing is known is not reckoned with: a guess for each of ten calls that one mute
+            # server keeps waiting would make the eleventh wait for minutes.
             expected = other.bytes_down
-            bytes_down += expected if expected >= 0 else self.timeouts.answer_bytes(other.shape)
+            bytes_down += expected if expected >= 0 else self.timeouts.learned_answer_bytes(other.shape) or 0
             if other.asked_at is not None and other.shape.pattern is Pattern.CALL:
                 waited_s = max(waited_s, now - other.asked_at)
-        return Queue(requests, 0, bytes_down, waited_s)
+        # Where another attempt costs nobody an answer it need not be put off because others wait already.
+        return Queue(requests, 0, bytes_down, 0.0 if self.room(call.shape.host) else waited_s)
 
     # -- what became of them ------------------------------------------------------------------------------------------
     def samples(self, host: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.lab import messages as m
 
 _LOG_TAIL_BYTES: Final = 4096
@@ -35,8 +35,8 @@ class Shaper:
         self._control = ours
         for end in (ours, theirs):
             with contextlib.suppress(OSError):  # refused without root: then long schedules do not fit
-                end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 2 * limits.SHAPER_MESSAGE_BYTES_MAX)
-        ours.settimeout(limits.SHAPER_ANSWER_S)
+                end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, 2 * limits_lab.SHAPER_MESSAGE_BYTES_MAX)
+        ours.settimeout(limits_lab.SHAPER_ANSWER_S)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         try:
             with theirs:
@@ -81,7 +81,7 @@ class Shaper:
                 self._control.send(msgspec.json.encode(m.Stop()))
         self._control.close()
         try:
-            self._process.wait(limits.SHAPER_STOP_S)
+            self._process.wait(limits_lab.SHAPER_STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -143,7 +143,7 @@ class Shaper:
                 raise errors.PlatformError(f"shaper: unexpected answer {answer!r}")
             drops += answer.drops
             # A lossy link makes new ones while we read: what fills an answer may be followed by more, the rest waits.
-            if len(answer.drops) < limits.SHAPER_DROPS_ANSWER_MAX or len(drops) >= limits.SHAPER_DROPS_KEPT_MAX:
+            if len(answer.drops) < limits_lab.SHAPER_DROPS_ANSWER_MAX or len(drops) >= limits_lab.SHAPER_DROPS_KEPT_MAX:
                 return m.Drops(drops, answer.forgotten)
 
     def _do(self, command: m.Command) -> float:
@@ -154,11 +154,11 @@ class Shaper:
 
     def _ask(self, command: m.Command) -> m.Answer:
         data = msgspec.json.encode(command)
-        if len(data) > limits.SHAPER_MESSAGE_BYTES_MAX:
+        if len(data) > limits_lab.SHAPER_MESSAGE_BYTES_MAX:
             raise errors.ConfigError(f"shaper: a command of {len(data)} bytes is too long")
         try:
             self._control.send(data)
-            reply = self._control.recv(limits.SHAPER_MESSAGE_BYTES_MAX)
+            reply = self._control.recv(limits_lab.SHAPER_MESSAGE_BYTES_MAX)
         except OSError as error:
             raise errors.PlatformError(f"shaper: no answer ({error}){self._last_words()}") from error
         if not reply:

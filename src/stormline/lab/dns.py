@@ -18,7 +18,7 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
-from stormline.core import limits
+from stormline.core import limits_lab
 from stormline.core.clock import Rng
 from stormline.lab.specs import DnsSpec
 
@@ -149,7 +149,7 @@ async def serve(zone: Zone, address: str) -> Callable[[], None]:
         writer.close()
 
     try:
-        server = await asyncio.start_server(serve_tcp, address, PORT, backlog=limits.LAB_BACKLOG)
+        server = await asyncio.start_server(serve_tcp, address, PORT, backlog=limits_lab.LAB_BACKLOG)
     except OSError:
         transport.close()
         raise

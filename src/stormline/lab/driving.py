@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.core.clock import Clock
 from stormline.lab import clients, workload
 
@@ -121,7 +121,7 @@ class Driver:
         Raises:
             PlatformError: it did not get so far; the message has its last words.
         """
-        self._ready.wait(limits.LAB_READY_S)
+        self._ready.wait(limits_lab.LAB_READY_S)
         if not self._greeted or self._process.poll() is not None:
             raise errors.PlatformError(f"client {self.client.name} did not start: {self.last_words()}")
 
@@ -152,7 +152,7 @@ class Driver:
     def last_words(self) -> str:
         """Give the end of what it wrote on standard error."""
         try:
-            words = self._log_path.read_bytes()[-limits.LAB_TAIL_BYTES :].decode("utf-8", "replace").strip()
+            words = self._log_path.read_bytes()[-limits_lab.LAB_TAIL_BYTES :].decode("utf-8", "replace").strip()
         except OSError:
             words = ""
         return words.splitlines()[-1] if words else f"exit status {self._process.poll()}"
@@ -166,7 +166,7 @@ class Driver:
         if self.end is None:
             self._process.kill()
         try:
-            self._process.wait(limits.LAB_DRIVER_EXIT_S)
+            self._process.wait(limits_lab.LAB_DRIVER_EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

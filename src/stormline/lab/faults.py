@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Protocol
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.lab.control import Shaper
 from stormline.lab.namespaces import UPLINKS, WIFI, Namespace, Topology, Uplink
 from stormline.lab.specs import Behaviour, DnsSpec
@@ -315,8 +315,8 @@ class NatForgets(_Filter):
     after_s: int
 
     def __post_init__(self) -> None:
-        if self.after_s < limits.LAB_NAT_TIMEOUT_S_MIN:
-            raise errors.ConfigError(f"fault nat-forgets: after_s must be {limits.LAB_NAT_TIMEOUT_S_MIN} or more")
+        if self.after_s < limits_lab.LAB_NAT_TIMEOUT_S_MIN:
+            raise errors.ConfigError(f"fault nat-forgets: after_s must be {limits_lab.LAB_NAT_TIMEOUT_S_MIN} or more")
 
     def rules(self, stage: Ground) -> Mapping[str, list[str]]:
         """Drop what belongs to no known flow."""
@@ -390,7 +390,7 @@ class MtuCliff(Fault):
 
     def undo(self, stage: Ground) -> None:
         """Lift it."""
-        self._set(stage, limits.LINK_MTU_BYTES_MAX)
+        self._set(stage, limits_lab.LINK_MTU_BYTES_MAX)
 
     def _set(self, stage: Ground, mtu_bytes: int) -> None:
         for up in _links(self.uplink):

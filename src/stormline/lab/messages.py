@@ -171,7 +171,7 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics"):
     wakeups: Lateness
     """From the moment the shaper wanted to run to the moment it did; shows a busy machine also without traffic."""
     overflow_packets: int
-    """Dropped because `limits.SHAPER_PACKETS_MAX` were on their way: the run is void."""
+    """Dropped because `limits_lab.SHAPER_PACKETS_MAX` were on their way: the run is void."""
     write_errors: int
     """Packets a device refused (it is down, or its namespace ends)."""
     cpu_s: float

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.lab import messages as m
 from stormline.lab.tun import NETNS_FOLDER, TUN_DEVICE, inside
 from stormline.net.clock import SystemClock
@@ -139,7 +139,7 @@ def _run(command: Sequence[str], what: str) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=limits.LAB_COMMAND_S,
+            timeout=limits_lab.LAB_COMMAND_S,
             check=False,
             env=_environment(),
         )
@@ -188,7 +188,7 @@ class Namespace:
         """Run a program inside and give its output.
 
         Raises:
-            PlatformError: it failed or took longer than `limits.LAB_COMMAND_S`; the message has its last words.
+            PlatformError: it failed or took longer than `limits_lab.LAB_COMMAND_S`; the message has its last words.
         """
         return _run(self.command(*words), f"{words[0]} in {self.name}")
 
@@ -239,14 +239,14 @@ def _pids(name: str) -> list[int]:
 
 def _remove(name: str) -> None:
     clock = SystemClock()
-    end_s = clock.monotonic() + limits.LAB_CLEANUP_S
+    end_s = clock.monotonic() + limits_lab.LAB_CLEANUP_S
     while pids := _pids(name):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if clock.monotonic() > end_s:
             break  # dead and not yet collected by its parent
-        time.sleep(limits.LAB_CLEANUP_PAUSE_S)
+        time.sleep(limits_lab.LAB_CLEANUP_PAUSE_S)
     if (NETNS_FOLDER / name).exists():
         try:
             _run(["ip", "netns", "delete", name], f"cannot remove namespace {name}")
@@ -292,8 +292,8 @@ class Topology:
             PlatformError: the laboratory cannot work here, or a step failed; then nothing is left behind.
         """
         require_lab()
-        if not 1 <= server_addresses <= limits.LAB_SERVER_ADDRESSES_MAX:
-            raise errors.ConfigError(f"server addresses: 1 to {limits.LAB_SERVER_ADDRESSES_MAX}")
+        if not 1 <= server_addresses <= limits_lab.LAB_SERVER_ADDRESSES_MAX:
+            raise errors.ConfigError(f"server addresses: 1 to {limits_lab.LAB_SERVER_ADDRESSES_MAX}")
         cleanup_stale()
         first_v4, first_v6 = ipaddress.ip_address("203.0.113.10"), ipaddress.ip_address("2001:db8:53::10")
         self.server_v4 = tuple(str(first_v4 + n) for n in range(server_addresses))
@@ -400,7 +400,7 @@ def _tun_script(name: str) -> str:
     # seed would not meet the same packets.
     return f"""
 ip tuntap add dev {name} mode tun
-ip link set {name} mtu 1500 txqueuelen {limits.LAB_DEVICE_QUEUE_PACKETS} multicast off addrgenmode none
+ip link set {name} mtu 1500 txqueuelen {limits_lab.LAB_DEVICE_QUEUE_PACKETS} multicast off addrgenmode none
 """
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.lab import dns, specs
 from stormline.lab.chance import SeededRng
 from stormline.lab.origin_answers import Counters, Site
@@ -80,7 +80,7 @@ class Origin:
             return connection
 
         loop = asyncio.get_running_loop()
-        self._servers.append(await loop.create_server(connect, address, port, backlog=limits.LAB_BACKLOG))
+        self._servers.append(await loop.create_server(connect, address, port, backlog=limits_lab.LAB_BACKLOG))
 
     def _report(self, command: specs.AskReport) -> specs.OriginReport:
         report = specs.OriginReport(
@@ -99,8 +99,8 @@ class Origin:
         """Measure how late the loop runs, for as long as it does."""
         loop = asyncio.get_running_loop()
         while True:
-            due_s = loop.time() + limits.LAB_LAG_STEP_S
-            await asyncio.sleep(limits.LAB_LAG_STEP_S)
+            due_s = loop.time() + limits_lab.LAB_LAG_STEP_S
+            await asyncio.sleep(limits_lab.LAB_LAG_STEP_S)
             self._lag_s = max(self._lag_s, loop.time() - due_s)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ async def run() -> None:
     """Serve until the input ends."""
     origin = Origin()
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=limits.LAB_ORIGIN_LINE_BYTES_MAX)
+    reader = asyncio.StreamReader(limit=limits_lab.LAB_ORIGIN_LINE_BYTES_MAX)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     watch = loop.create_task(origin.watch_lag())
     try:

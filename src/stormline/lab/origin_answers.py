@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from stormline.core import limits
+from stormline.core import limits_lab
 from stormline.core.clock import Rng
 from stormline.lab import workload
 from stormline.lab.specs import Behaviour
@@ -197,7 +197,7 @@ async def _whole(answer: Answer, status: int, kind: str, body: bytes) -> None:
 
 
 async def _pour(answer: Answer, body: bytes, bps: float | None) -> None:
-    step = limits.LAB_CHUNK_BYTES if bps is None else max(1, int(bps / 8 / 10))
+    step = limits_lab.LAB_CHUNK_BYTES if bps is None else max(1, int(bps / 8 / 10))
     for start in range(0, len(body), step):
         piece = body[start : start + step]
         if bps is not None:

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import msgspec
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.core.clock import Clock
 from stormline.lab import specs
 from stormline.lab.namespaces import Namespace
@@ -64,7 +64,7 @@ class OriginProcess:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
         try:
-            self._process.wait(limits.LAB_ORIGIN_STOP_S)
+            self._process.wait(limits_lab.LAB_ORIGIN_STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -112,11 +112,11 @@ class OriginProcess:
         return answer
 
     def _line(self) -> bytes:
-        """Read one line within `limits.LAB_ORIGIN_ANSWER_S`; raises OSError."""
+        """Read one line within `limits_lab.LAB_ORIGIN_ANSWER_S`; raises OSError."""
         if self._process.stdout is None:
             raise BrokenPipeError("no output")
         output = self._process.stdout.fileno()
-        end_s = self._clock.monotonic() + limits.LAB_ORIGIN_ANSWER_S
+        end_s = self._clock.monotonic() + limits_lab.LAB_ORIGIN_ANSWER_S
         while (end := self._read.find(b"\n")) < 0:
             readable, _, _ = select.select([output], (), (), max(0.0, end_s - self._clock.monotonic()))
             if not readable:
@@ -125,7 +125,7 @@ class OriginProcess:
             if not data:
                 raise BrokenPipeError("it ended")
             self._read += data
-            if len(self._read) > limits.LAB_ORIGIN_LINE_BYTES_MAX:
+            if len(self._read) > limits_lab.LAB_ORIGIN_LINE_BYTES_MAX:
                 raise BrokenPipeError("its answer is too long")
         line = bytes(self._read[:end])
         del self._read[: end + 1]

@@ -20,7 +20,7 @@ import h2.exceptions
 import httptools
 from hyperframe.frame import GoAwayFrame
 
-from stormline.core import limits
+from stormline.core import limits, limits_lab
 from stormline.lab.origin_answers import Request, Site
 from stormline.lab.specs import Behaviour
 
@@ -284,7 +284,7 @@ class Http1:
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
         self._body += body
-        if len(self._body) > limits.LAB_REQUEST_BODY_BYTES_MAX:
+        if len(self._body) > limits_lab.LAB_REQUEST_BODY_BYTES_MAX:
             self._connection.abort()
 
     def on_message_complete(self) -> None:
@@ -292,7 +292,7 @@ class Http1:
         method = self._parser.get_method().decode("latin-1")
         request = Request(method, self._url.decode("latin-1"), self._headers, bytes(self._body))
         self._waiting.append((request, self._parser.should_keep_alive()))
-        if len(self._waiting) > limits.LAB_PIPELINE_MAX:
+        if len(self._waiting) > limits_lab.LAB_PIPELINE_MAX:
             self._connection.abort()
         elif len(self._waiting) == 1:
             self._tasks.start(self._serve())
@@ -419,7 +419,7 @@ class Http2:
         request = self._requests.get(event.stream_id)
         if request is not None:
             request.body += event.data
-            if len(request.body) > limits.LAB_REQUEST_BODY_BYTES_MAX:
+            if len(request.body) > limits_lab.LAB_REQUEST_BODY_BYTES_MAX:
                 self._connection.abort()
 
     def _end(self, stream_id: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.core.clock import Rng
 from stormline.lab import traces
 from stormline.lab.chance import SeededRng
@@ -113,7 +113,7 @@ class ServerSpec:
 
     def __post_init__(self) -> None:
         # Three more of each family are taken by the captive server, DNS and one that nobody has.
-        most = limits.LAB_SERVER_ADDRESSES_MAX - 2
+        most = limits_lab.LAB_SERVER_ADDRESSES_MAX - 2
         if not (0 <= self.v4 <= most and 0 <= self.v6 <= most and self.v4 + self.v6 >= 1):
             raise errors.ConfigError(f"server: must have 1 to {most} addresses")
         if any(not 0 <= index < self.v4 + self.v6 for index in self.special):
@@ -180,8 +180,8 @@ class Profile:
         """
         length_s = self.duration_s if duration_s is None else duration_s
         events = sorted(self.plan(length_s, SeededRng(f"plan/{self.name}", seed)), key=lambda event: event.at_s)
-        if len(events) > limits.LAB_EVENTS_MAX:
-            raise errors.ConfigError(f"profile {self.name}: more than {limits.LAB_EVENTS_MAX} events")
+        if len(events) > limits_lab.LAB_EVENTS_MAX:
+            raise errors.ConfigError(f"profile {self.name}: more than {limits_lab.LAB_EVENTS_MAX} events")
         busy: dict[str, float] = {}
         for event in events:
             until_s = math.inf if event.until_s is None else event.until_s

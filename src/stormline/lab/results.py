@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.lab import workload
 
 
@@ -63,10 +63,10 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
         if self.problem:
             return self.problem
         bounds = (
-            ("the client waited for a core, p99", self.wait_p99_ms, limits.LAB_WAIT_P99_MS_MAX),
-            ("the client waited for a core", self.wait_max_ms, limits.LAB_WAIT_MS_MAX),
-            ("the servers' loop stood still", self.server_lag_ms, limits.LAB_WAIT_MS_MAX),
-            ("the shaper was late", self.shaper_p99_ms, limits.LAB_SHAPER_LATE_MS_MAX),
+            ("the client waited for a core, p99", self.wait_p99_ms, limits_lab.LAB_WAIT_P99_MS_MAX),
+            ("the client waited for a core", self.wait_max_ms, limits_lab.LAB_WAIT_MS_MAX),
+            ("the servers' loop stood still", self.server_lag_ms, limits_lab.LAB_WAIT_MS_MAX),
+            ("the shaper was late", self.shaper_p99_ms, limits_lab.LAB_SHAPER_LATE_MS_MAX),
         )
         for what, value_ms, bound_ms in bounds:
             if value_ms > bound_ms:
@@ -162,7 +162,7 @@ def outcomes(schedule: Iterable[workload.Ask], lines: Iterable[Mapping[str, Any]
             continue
         took_s = max(0.0, round(line["end_s"] - ask.at_s, 4))
         kind = "" if line["ok"] else str(line["kind"]) or "other"
-        if not kind and took_s > workload.PATIENCE_S + limits.LAB_LATE_END_S:
+        if not kind and took_s > workload.PATIENCE_S + limits_lab.LAB_LATE_END_S:
             kind = "timeout"
         joined.append(Outcome(ask.at_s, took_s, kind))
     return joined
@@ -256,8 +256,8 @@ def read(path: Path) -> list[Result]:
         ConfigError: a line is no result; the message says which.
     """
     try:
-        if path.stat().st_size > limits.LAB_RESULTS_BYTES_MAX:
-            raise errors.ConfigError(f"{path}: more than {limits.LAB_RESULTS_BYTES_MAX} bytes")
+        if path.stat().st_size > limits_lab.LAB_RESULTS_BYTES_MAX:
+            raise errors.ConfigError(f"{path}: more than {limits_lab.LAB_RESULTS_BYTES_MAX} bytes")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise errors.PlatformError(f"lab: cannot read {path}: {error}") from error

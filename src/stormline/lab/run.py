@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.core.clock import Clock
 from stormline.lab import ablation, clients, profiles, results, workload
 from stormline.lab.driving import Driver
@@ -93,7 +93,7 @@ def plan(
 
 def usual_jobs() -> int:
     """Give how many runs this machine can carry side by side."""
-    return min(limits.LAB_JOBS_MAX, JOBS_PER_CORE * len(os.sched_getaffinity(0)))
+    return min(limits_lab.LAB_JOBS_MAX, JOBS_PER_CORE * len(os.sched_getaffinity(0)))
 
 
 def seconds(keys: Sequence[RunKey], jobs: int) -> float:
@@ -148,8 +148,8 @@ def run_all(
         ConfigError: `jobs` is out of range, or no Python here has a client's packages.
         PlatformError: the laboratory cannot work here; a client did not start; the file cannot be used.
     """
-    if not 1 <= jobs <= limits.LAB_JOBS_MAX:
-        raise errors.ConfigError(f"jobs: expected 1 to {limits.LAB_JOBS_MAX}, got {jobs}")
+    if not 1 <= jobs <= limits_lab.LAB_JOBS_MAX:
+        raise errors.ConfigError(f"jobs: expected 1 to {limits_lab.LAB_JOBS_MAX}, got {jobs}")
     wanted = list(dict.fromkeys(keys))
     for key in wanted:
         clients.python_for(clients.get(key.client), environ)  # before the first run, not after an hour
@@ -200,7 +200,7 @@ class _Runner:
             for run in runs:
                 run.begin()
                 self._on_progress(Progress(key=run.key, what="begin"))
-            until_s = self._clock.monotonic() + group[0].duration_s + workload.PATIENCE_S + limits.LAB_DRAIN_S
+            until_s = self._clock.monotonic() + group[0].duration_s + workload.PATIENCE_S + limits_lab.LAB_DRAIN_S
             return [run.end(until_s, self._clock) for run in runs]
 
     def _tell(self, key: RunKey) -> Callable[[Mapping[str, Any]], None]:

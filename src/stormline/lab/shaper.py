@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.core.clock import Clock
 from stormline.lab import messages as m
 from stormline.lab import traces
@@ -48,8 +48,8 @@ class LatenessHistogram:
     __slots__ = ("_counts", "_max_s", "_per_s")
 
     def __init__(self) -> None:
-        self._per_s = 1 / limits.SHAPER_LATENESS_STEP_S
-        self._counts = [0] * (int(limits.SHAPER_LATENESS_S_MAX * self._per_s) + 1)
+        self._per_s = 1 / limits_lab.SHAPER_LATENESS_STEP_S
+        self._counts = [0] * (int(limits_lab.SHAPER_LATENESS_S_MAX * self._per_s) + 1)
         self._max_s = 0.0
 
     def add(self, late_s: float) -> None:
@@ -123,7 +123,7 @@ class Shaper:
         sources = self._sources
         sources += [control, *self._lanes]
         monotonic, heap = self._monotonic, self._heap
-        self._next_tick_s = monotonic() + limits.SHAPER_TICK_S
+        self._next_tick_s = monotonic() + limits_lab.SHAPER_TICK_S
         while self._running:
             now = self._deliver_due()
             if now >= self._next_change_s:
@@ -133,7 +133,7 @@ class Shaper:
             now = monotonic()
             if now >= self._next_tick_s:  # before anything else is served: a command may ask for it
                 self._wakeups.add(now - self._next_tick_s)
-                self._next_tick_s = now + limits.SHAPER_TICK_S
+                self._next_tick_s = now + limits_lab.SHAPER_TICK_S
             for source in readable:
                 if source == control:
                     self._serve_command()
@@ -157,9 +157,9 @@ class Shaper:
     def _take(self, lane: Lane) -> None:
         """Read packets that wait at a device and ask the model about each."""
         source, offer, monotonic = lane.source, lane.model.offer, self._monotonic
-        for _ in range(limits.SHAPER_READS_MAX):
+        for _ in range(limits_lab.SHAPER_READS_MAX):
             try:
-                packet = os.read(source, limits.SHAPER_PACKET_BYTES_MAX)
+                packet = os.read(source, limits_lab.SHAPER_PACKET_BYTES_MAX)
             except BlockingIOError:
                 break
             except OSError:
@@ -178,14 +178,14 @@ class Shaper:
 
     def _send_later(self, lane: Lane, verdict: Verdict, packet: bytes) -> None:
         for due_s in verdict.deliver_at:
-            if len(self._heap) >= limits.SHAPER_PACKETS_MAX:
+            if len(self._heap) >= limits_lab.SHAPER_PACKETS_MAX:
                 self._overflow_packets += 1
                 return
             self._sequence += 1
             heapq.heappush(self._heap, (due_s, self._sequence, lane, verdict.ticket, packet))
 
     def _remember_drop(self, now: float, lane: Lane, size: int, verdict: Verdict, packet: bytes) -> None:
-        if len(self._drops) >= limits.SHAPER_DROPS_KEPT_MAX:
+        if len(self._drops) >= limits_lab.SHAPER_DROPS_KEPT_MAX:
             self._drops.popleft()
             self._drops_forgotten += 1
         reason = verdict.reason or ""
@@ -226,7 +226,7 @@ class Shaper:
     # -- commands -----------------------------------------------------------------------------------------------------
     def _serve_command(self) -> None:
         try:
-            data = self._control.recv(limits.SHAPER_MESSAGE_BYTES_MAX)
+            data = self._control.recv(limits_lab.SHAPER_MESSAGE_BYTES_MAX)
         except OSError:
             data = b""
         if not data:  # who started us is gone
@@ -251,7 +251,7 @@ class Shaper:
             case m.AskStatistics():
                 return self._statistics(command)
             case m.AskDrops():
-                count = min(len(self._drops), limits.SHAPER_DROPS_ANSWER_MAX)
+                count = min(len(self._drops), limits_lab.SHAPER_DROPS_ANSWER_MAX)
                 return m.Drops([self._drops.popleft() for _ in range(count)], self._drops_forgotten)
             case m.Stop():
                 self._running = False
@@ -416,7 +416,7 @@ def take_priority() -> tuple[str, bool]:
     libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # without real time the kernel may round wake-ups up by 50 us
     locked = libc.mlockall(_MCL_CURRENT_AND_FUTURE) == 0
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(limits.SHAPER_PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(limits_lab.SHAPER_PRIORITY))
     except OSError:
         with contextlib.suppress(OSError):
             os.nice(-20)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 
 SHOP: str = "shop.lab.test"
 """The name clients ask for; `.test` exists nowhere else (RFC 6761 section 6.2)."""
@@ -71,11 +71,11 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         )
         for group in groups:
             _check_chances("behaviour", {name: getattr(self, name) for name in group})
-        if self.slow_bps < limits.LAB_SLOW_BPS_MIN:
-            raise errors.ConfigError(f"behaviour: slow_bps must be {limits.LAB_SLOW_BPS_MIN:g} or more")
+        if self.slow_bps < limits_lab.LAB_SLOW_BPS_MIN:
+            raise errors.ConfigError(f"behaviour: slow_bps must be {limits_lab.LAB_SLOW_BPS_MIN:g} or more")
         for name in ("in_flight_hold_s", "in_flight_stall_s"):
-            if not 0 <= getattr(self, name) <= limits.LAB_HOLD_S_MAX:
-                raise errors.ConfigError(f"behaviour: {name} must be 0 to {limits.LAB_HOLD_S_MAX:g}")
+            if not 0 <= getattr(self, name) <= limits_lab.LAB_HOLD_S_MAX:
+                raise errors.ConfigError(f"behaviour: {name} must be 0 to {limits_lab.LAB_HOLD_S_MAX:g}")
         for name in ("requests_max", "body_bytes_max"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -102,8 +102,8 @@ class DnsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def __post_init__(self) -> None:
         names = ("lie_pct", "drop_pct", "empty_pct", "nxdomain_pct", "servfail_pct")
         _check_chances("dns", {name: getattr(self, name) for name in names})
-        if not 0 <= self.delay_s <= limits.LAB_HOLD_S_MAX:
-            raise errors.ConfigError(f"dns: delay_s must be 0 to {limits.LAB_HOLD_S_MAX:g}")
+        if not 0 <= self.delay_s <= limits_lab.LAB_HOLD_S_MAX:
+            raise errors.ConfigError(f"dns: delay_s must be 0 to {limits_lab.LAB_HOLD_S_MAX:g}")
         if not 0 <= self.ttl_s < 2**31:
             raise errors.ConfigError("dns: ttl_s must be 0 or more (RFC 2181 section 8)")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.lab.chance import SeededRng
 from stormline.netmodel.synthetic import SHAPES, make_trace
 from stormline.netmodel.trace import Trace
@@ -52,8 +52,8 @@ def load(name: str, folder: Path = RECORDED_FOLDER) -> Trace:
     if name != path.name or path.suffix not in _SUFFIXES or not path.is_file():
         known = ", ".join([*recorded(folder), *synthetic()])
         raise errors.ConfigError(f"no trace named {name!r} in {folder}; there are {known}")
-    if path.stat().st_size > limits.TRACE_FILE_BYTES_MAX:
-        raise errors.ConfigError(f"trace {path}: larger than {limits.TRACE_FILE_BYTES_MAX} bytes")
+    if path.stat().st_size > limits_lab.TRACE_FILE_BYTES_MAX:
+        raise errors.ConfigError(f"trace {path}: larger than {limits_lab.TRACE_FILE_BYTES_MAX} bytes")
     try:
         return Trace.parse(path.read_text(encoding="ascii", errors="replace"), name=name)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Does the laboratory do what it says? Measures the shaper on this machine, with real packets through real devices.
 
 Packets are stamped by the kernel when they arrive, so that the measuring process's own delays do not count. What misses
-its target is measured again, up to `limits.VALIDATE_TRIES_MAX` times, because the machine may be busy with something
-else; each figure says how many tries it took, and the best one counts.
+its target is measured again, up to `limits_lab.VALIDATE_TRIES_MAX` times, because the machine may be busy with
+something else; each figure says how many tries it took, and the best one counts.
 """
 
 import functools
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.core.clock import Clock
 from stormline.lab import messages as m
 from stormline.lab import traces
@@ -317,7 +317,7 @@ def validate(
 def _best(measure: Callable[[], Figure]) -> Figure:
     """Measure until the target is met, a bounded number of times; gives the best with the number of tries."""
     tried: list[Figure] = []
-    while len(tried) < limits.VALIDATE_TRIES_MAX and not (tried and tried[-1].ok):
+    while len(tried) < limits_lab.VALIDATE_TRIES_MAX and not (tried and tried[-1].ok):
         tried.append(measure())
     sign = 1 if tried[0].better == "lower" else -1
     best = min(tried, key=lambda figure: sign * figure.value)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.netmodel.trace import Trace
 
 _T = TypeVar("_T")
@@ -82,8 +82,8 @@ class FadeParams:
         _check_number("fades.period_s", self.period_s)
         _check_number("fades.duration_s", self.duration_s)
         _check_pct("fades.loss_pct", self.loss_pct)
-        if self.period_s < limits.FADE_PERIOD_S_MIN:
-            raise errors.ConfigError(f"link parameter fades.period_s: must be {limits.FADE_PERIOD_S_MIN} or more")
+        if self.period_s < limits_lab.FADE_PERIOD_S_MIN:
+            raise errors.ConfigError(f"link parameter fades.period_s: must be {limits_lab.FADE_PERIOD_S_MIN} or more")
         if not 0 < self.duration_s < self.period_s:
             raise errors.ConfigError("link parameter fades.duration_s: must be above 0 and below period_s")
 
@@ -107,7 +107,7 @@ class LinkParams:
     """Recorded or synthetic capacity instead of a rate."""
     trace_offset_s: float = 0.0
     """Where in the trace to start."""
-    queue_bytes: int = limits.LINK_QUEUE_BYTES
+    queue_bytes: int = limits_lab.LINK_QUEUE_BYTES
     """Bytes that may wait for their turn, the packet being sent included; what does not fit is dropped (drop-tail)."""
     loss_pct: float = 0.0
     """Independent loss."""
@@ -119,7 +119,7 @@ class LinkParams:
     """How long; packets sent up to this much later overtake the one held back."""
     duplicate_pct: float = 0.0
     """Share of packets that arrive twice."""
-    mtu_bytes: int = limits.LINK_MTU_BYTES_MAX
+    mtu_bytes: int = limits_lab.LINK_MTU_BYTES_MAX
     """Larger packets vanish without a word, as behind a router whose ICMP is filtered."""
 
     def __post_init__(self) -> None:
@@ -129,8 +129,8 @@ class LinkParams:
             _check_pct(name, getattr(self, name))
         if self.rate_bps is not None:
             _check_number("rate_bps", self.rate_bps)
-            if self.rate_bps < limits.LINK_RATE_BPS_MIN:
-                raise errors.ConfigError(f"link parameter rate_bps: must be {limits.LINK_RATE_BPS_MIN:g} or more")
+            if self.rate_bps < limits_lab.LINK_RATE_BPS_MIN:
+                raise errors.ConfigError(f"link parameter rate_bps: must be {limits_lab.LINK_RATE_BPS_MIN:g} or more")
             if self.trace is not None:
                 raise errors.ConfigError("link parameters rate_bps and trace: give one of them")
         for name in ("queue_bytes", "mtu_bytes"):

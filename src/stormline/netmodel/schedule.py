@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.netmodel.params import BlackoutMode, LinkParams, read_params
 from stormline.netmodel.trace import Trace
 
@@ -58,14 +58,14 @@ class Schedule:
     """Length of a round after which it starts again; None: once."""
 
     def __post_init__(self) -> None:
-        if len(self.steps) > limits.SCHEDULE_STEPS_MAX:
-            raise errors.ConfigError(f"schedule: more than {limits.SCHEDULE_STEPS_MAX} steps")
+        if len(self.steps) > limits_lab.SCHEDULE_STEPS_MAX:
+            raise errors.ConfigError(f"schedule: more than {limits_lab.SCHEDULE_STEPS_MAX} steps")
         times = [at_s for at_s, _ in self.steps]
         if any(not (math.isfinite(at_s) and at_s >= 0) for at_s in times) or times != sorted(times):
             raise errors.ConfigError("schedule: at_s must be 0 or more, in order")
         if self.repeat_s is not None:
-            if not (math.isfinite(self.repeat_s) and self.repeat_s >= limits.SCHEDULE_REPEAT_S_MIN):
-                raise errors.ConfigError(f"schedule: repeat_s must be {limits.SCHEDULE_REPEAT_S_MIN} or more")
+            if not (math.isfinite(self.repeat_s) and self.repeat_s >= limits_lab.SCHEDULE_REPEAT_S_MIN):
+                raise errors.ConfigError(f"schedule: repeat_s must be {limits_lab.SCHEDULE_REPEAT_S_MIN} or more")
             if not times or times[-1] >= self.repeat_s:
                 raise errors.ConfigError("schedule: a round needs steps, all before repeat_s")
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 from stormline.core.clock import Rng
 from stormline.netmodel.trace import OPPORTUNITY_BYTES, Trace
 
@@ -56,7 +56,7 @@ def make_trace(shape: CellularShape, rng: Rng, duration_s: float) -> Trace:
         ConfigError: the duration is not above 0, too long, or so short that nothing could be sent in it.
     """
     steps = int(duration_s * 1000) // _STEP_MS if math.isfinite(duration_s) else 0
-    if steps < 1 or duration_s * shape.median_bps / (8 * OPPORTUNITY_BYTES) > limits.TRACE_OPPORTUNITIES_MAX / 4:
+    if steps < 1 or duration_s * shape.median_bps / (8 * OPPORTUNITY_BYTES) > limits_lab.TRACE_OPPORTUNITIES_MAX / 4:
         raise errors.ConfigError(f"trace {shape.name}: cannot be {duration_s:g} s long")
     keep = math.exp(-_STEP_MS / 1000 / shape.memory_s)
     fresh = math.sqrt(1 - keep * keep)

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Final
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 
 OPPORTUNITY_BYTES: Final = 1500
 """What one line of a trace may send."""
@@ -34,8 +34,8 @@ class Trace:
             raise errors.ConfigError(f"trace {name}: {error}") from None
         if not self._at_ms or self._at_ms[-1] == 0:
             raise errors.ConfigError(f"trace {name}: holds no opportunity after 0 ms")
-        if len(self._at_ms) > limits.TRACE_OPPORTUNITIES_MAX:
-            raise errors.ConfigError(f"trace {name}: more than {limits.TRACE_OPPORTUNITIES_MAX} opportunities")
+        if len(self._at_ms) > limits_lab.TRACE_OPPORTUNITIES_MAX:
+            raise errors.ConfigError(f"trace {name}: more than {limits_lab.TRACE_OPPORTUNITIES_MAX} opportunities")
         if any(later < earlier for earlier, later in zip(self._at_ms, self._at_ms[1:], strict=False)):
             raise errors.ConfigError(f"trace {name}: times go back")
 

@@ -297,15 +297,19 @@ class TimeoutPolicy:
 
     def answer_bytes(self, shape: RequestShape) -> int:
         """Give the size of answer to expect: as told, as learned for its path class, else 128 KB."""
-        if shape.answer_bytes is not None:
-            return _size(shape.answer_bytes)
-        path = self._paths.find((shape.host, shape.path_class))
-        learned = None if path is None else path.answer_bytes
+        learned = self.learned_answer_bytes(shape)
         return ANSWER_BYTES_UNKNOWN if learned is None else learned
 
     def next_timer(self) -> float | None:
         """None: nothing here happens by itself."""
         return None
+
+    def learned_answer_bytes(self, shape: RequestShape) -> int | None:
+        """Give the size of answer that is told or was learned; None where it would be a guess."""
+        if shape.answer_bytes is not None:
+            return _size(shape.answer_bytes)
+        path = self._paths.find((shape.host, shape.path_class))
+        return None if path is None else path.answer_bytes
 
     def _rtt_sketch(self, network: Network, host: str) -> DurationSketch | None:
         own = self._rtts.find((network.id, host))

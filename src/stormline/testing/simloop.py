@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_lab
 
 T = TypeVar("T")
 
@@ -102,7 +102,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         steps_max: turns of the loop after which it counts as spinning.
     """
 
-    def __init__(self, *, time_max_s: float = limits.SIM_TIME_MAX_S, steps_max: int = limits.SIM_STEPS_MAX) -> None:
+    def __init__(
+        self, *, time_max_s: float = limits_lab.SIM_TIME_MAX_S, steps_max: int = limits_lab.SIM_STEPS_MAX
+    ) -> None:
         self._virtual_s = 0.0
         self._time_max_s = time_max_s
         self._steps_max = steps_max
@@ -357,8 +359,8 @@ def _watched() -> Iterator[tuple[_Errors, list[warnings.WarningMessage]]]:
 def run(
     main: Callable[[], Coroutine[Any, Any, T]],
     *,
-    time_max_s: float = limits.SIM_TIME_MAX_S,
-    steps_max: int = limits.SIM_STEPS_MAX,
+    time_max_s: float = limits_lab.SIM_TIME_MAX_S,
+    steps_max: int = limits_lab.SIM_STEPS_MAX,
     on_trace: Callable[[float, str], None] | None = None,
 ) -> Outcome[T]:
     """Run a coroutine to its end on a fresh `VirtualLoop`.

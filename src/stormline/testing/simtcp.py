@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from stormline.core import limits
+from stormline.core import limits_lab
 from stormline.core.values import Address
 from stormline.net.tcpinfo import TcpInfo
 
@@ -39,7 +39,7 @@ class Segment(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Its size as an IP packet."""
-        return limits.SIM_HEADER_BYTES + len(self.data)
+        return limits_lab.SIM_HEADER_BYTES + len(self.data)
 
     def __str__(self) -> str:
         """Show what matters of it."""
@@ -98,16 +98,16 @@ class TcpEnd:
         self._nxt = 0
         self._sent_max = 0
         self._fin = False
-        self._peer_window = limits.SIM_SEGMENT_BYTES
-        self._cwnd = 10.0 * limits.SIM_SEGMENT_BYTES  # RFC 6928
-        self._ssthresh = float(limits.SIM_RECEIVE_BUFFER_BYTES)
+        self._peer_window = limits_lab.SIM_SEGMENT_BYTES
+        self._cwnd = 10.0 * limits_lab.SIM_SEGMENT_BYTES  # RFC 6928
+        self._ssthresh = float(limits_lab.SIM_RECEIVE_BUFFER_BYTES)
         self._dupacks = 0
         self._recover = -1
         # time
         self._srtt = 0.0
         self._rttvar = 0.0
         self._rtt_min = math.inf
-        self._rto = limits.SIM_RTO_FIRST_S
+        self._rto = limits_lab.SIM_RTO_FIRST_S
         self._timed: tuple[int, float] | None = None
         self._timed_una = 0  # what was acknowledged when that segment left
         self._timed_last = False  # nothing more was there to send
@@ -124,7 +124,7 @@ class TcpEnd:
         self._early: dict[int, bytes] = {}
         self._fin_at: int | None = None
         self._eof = False
-        self._window_said = limits.SIM_RECEIVE_BUFFER_BYTES
+        self._window_said = limits_lab.SIM_RECEIVE_BUFFER_BYTES
 
     def __repr__(self) -> str:
         return f"<TcpEnd {self.local}>{self.remote}>"
@@ -138,7 +138,7 @@ class TcpEnd:
     @property
     def room(self) -> int:
         """Bytes `write` would take now."""
-        return limits.SIM_SEND_BUFFER_BYTES - len(self._out) if self.connected and not self._fin else 0
+        return limits_lab.SIM_SEND_BUFFER_BYTES - len(self._out) if self.connected and not self._fin else 0
 
     @property
     def readable(self) -> bool:
@@ -163,7 +163,7 @@ class TcpEnd:
         return TcpInfo(
             rtt_s=self._srtt or None,
             rtt_var_s=self._rttvar if self._srtt else None,
-            rto_s=min(limits.SIM_RTO_MAX_S, self._rto * 2.0**self._retries),
+            rto_s=min(limits_lab.SIM_RTO_MAX_S, self._rto * 2.0**self._retries),
             backoffs=self._retries,
             unacked_bytes=max(0, min(self._sent_max, self._data_end) - self._una),
             ack_age_s=now - self._ack_at,
@@ -192,7 +192,7 @@ class TcpEnd:
         if self._in:
             data = bytes(self._in[:size_max])
             del self._in[:size_max]
-            if not self._eof and self._window_said < limits.SIM_RECEIVE_BUFFER_BYTES // 4 and self.failed is None:
+            if not self._eof and self._window_said < limits_lab.SIM_RECEIVE_BUFFER_BYTES // 4 and self.failed is None:
                 self._say(ACK)  # the window was nearly shut: open it
             return data
         if self.failed is not None:
@@ -212,7 +212,7 @@ class TcpEnd:
             return
         self._fin = True
         self._push()
-        self._orphan = self._loop.call_later(limits.SIM_ORPHAN_S, self._end)
+        self._orphan = self._loop.call_later(limits_lab.SIM_ORPHAN_S, self._end)
         self._finish_if_done()
 
     def abort(self) -> None:
@@ -306,8 +306,8 @@ class TcpEnd:
         elif acked == self._una and self._nxt > self._una and not segment.data and not segment.flags & FIN:
             self._dupacks += 1
             if self._dupacks == 3 and self._una >= self._recover:
-                self._ssthresh = max((self._nxt - self._una) / 2, 2.0 * limits.SIM_SEGMENT_BYTES)
-                self._cwnd = self._ssthresh + 3 * limits.SIM_SEGMENT_BYTES
+                self._ssthresh = max((self._nxt - self._una) / 2, 2.0 * limits_lab.SIM_SEGMENT_BYTES)
+                self._cwnd = self._ssthresh + 3 * limits_lab.SIM_SEGMENT_BYTES
                 self._recover = self._nxt
                 self._resend_first()
 
@@ -320,9 +320,9 @@ class TcpEnd:
             self._recover = -1
             self._cwnd = self._ssthresh
         if self._cwnd < self._ssthresh:
-            self._cwnd += min(fresh, 2 * limits.SIM_SEGMENT_BYTES)
+            self._cwnd += min(fresh, 2 * limits_lab.SIM_SEGMENT_BYTES)
         else:
-            self._cwnd += limits.SIM_SEGMENT_BYTES * limits.SIM_SEGMENT_BYTES / self._cwnd
+            self._cwnd += limits_lab.SIM_SEGMENT_BYTES * limits_lab.SIM_SEGMENT_BYTES / self._cwnd
 
     def _take_data(self, segment: Segment) -> None:
         end = segment.seq + len(segment.data)
@@ -332,7 +332,7 @@ class TcpEnd:
         if segment.flags & FIN:
             self._fin_at = end
         told = False
-        room = limits.SIM_RECEIVE_BUFFER_BYTES - len(self._in)
+        room = limits_lab.SIM_RECEIVE_BUFFER_BYTES - len(self._in)
         if segment.data and end > self._rcv and end - self._rcv <= room:
             self._early[segment.seq] = segment.data
             told = self._join()
@@ -363,7 +363,7 @@ class TcpEnd:
     # -- segments out ------------------------------------------------------------------------------------------------
 
     def _segment(self, flags: int, seq: int, data: bytes = b"") -> Segment:
-        self._window_said = max(0, limits.SIM_RECEIVE_BUFFER_BYTES - len(self._in))
+        self._window_said = max(0, limits_lab.SIM_RECEIVE_BUFFER_BYTES - len(self._in))
         ack = self._rcv + (1 if self._eof else 0)
         return Segment(self.local, self.remote, flags, seq, ack, self._window_said, data)
 
@@ -380,7 +380,7 @@ class TcpEnd:
             return
         end = self._data_end
         allowed = min(self._cwnd, self._peer_window)
-        while self._nxt < end and self._nxt - self._una + min(limits.SIM_SEGMENT_BYTES, end - self._nxt) <= allowed:
+        while self._nxt < end and self._nxt - self._una + min(limits_lab.SIM_SEGMENT_BYTES, end - self._nxt) <= allowed:
             self._transmit(self._nxt)
         if self._fin and self._nxt == end:
             self._transmit(end)
@@ -389,7 +389,7 @@ class TcpEnd:
 
     def _transmit(self, at: int) -> None:
         offset = at - self._base
-        data = bytes(self._out[offset : offset + limits.SIM_SEGMENT_BYTES])
+        data = bytes(self._out[offset : offset + limits_lab.SIM_SEGMENT_BYTES])
         end = at + len(data)
         flags = ACK
         if self._fin and end == self._data_end:
@@ -428,20 +428,20 @@ class TcpEnd:
         else:
             self._rttvar = 0.75 * self._rttvar + 0.25 * abs(self._srtt - rtt)
             self._srtt = 0.875 * self._srtt + 0.125 * rtt
-        self._rto = min(limits.SIM_RTO_MAX_S, self._srtt + max(limits.SIM_RTO_MIN_S, 4 * self._rttvar))
+        self._rto = min(limits_lab.SIM_RTO_MAX_S, self._srtt + max(limits_lab.SIM_RTO_MIN_S, 4 * self._rttvar))
 
     def _handshake(self) -> None:
         if self._retries == 0 and not self._passive:
             self._timed = (0, self._loop.time())
         self._put(self._segment(SYN | ACK if self._passive else SYN, 0))
-        delay = min(limits.SIM_RTO_MAX_S, limits.SIM_RTO_FIRST_S * 2.0**self._retries)
+        delay = min(limits_lab.SIM_RTO_MAX_S, limits_lab.SIM_RTO_FIRST_S * 2.0**self._retries)
         self._timer = self._loop.call_later(delay, self._handshake_again)
 
     def _handshake_again(self) -> None:
         self._timer = None
         self._timed = None
         self._retries += 1
-        if self._retries > limits.SIM_SYN_RETRIES_MAX:
+        if self._retries > limits_lab.SIM_SYN_RETRIES_MAX:
             self.fail(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
         else:
             self._handshake()
@@ -449,17 +449,17 @@ class TcpEnd:
     def _arm(self) -> None:
         self._cancel_timer()
         if self._sent_max > self._una or self._out:
-            delay = min(limits.SIM_RTO_MAX_S, self._rto * 2.0**self._retries)
+            delay = min(limits_lab.SIM_RTO_MAX_S, self._rto * 2.0**self._retries)
             self._timer = self._loop.call_later(delay, self._expired)
 
     def _expired(self) -> None:
         self._timer = None
         self._retries += 1
-        if self._retries > limits.SIM_RETRIES_MAX:
+        if self._retries > limits_lab.SIM_RETRIES_MAX:
             self.fail(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
             return
-        self._ssthresh = max((self._nxt - self._una) / 2, 2.0 * limits.SIM_SEGMENT_BYTES)
-        self._cwnd = float(limits.SIM_SEGMENT_BYTES)
+        self._ssthresh = max((self._nxt - self._una) / 2, 2.0 * limits_lab.SIM_SEGMENT_BYTES)
+        self._cwnd = float(limits_lab.SIM_SEGMENT_BYTES)
         self._recover = -1
         self._dupacks = 0
         self._timed = None
