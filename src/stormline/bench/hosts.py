@@ -3,9 +3,7 @@
 import asyncio
 import gc
 import tracemalloc
-from typing import Final
-
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from stormline.core.values import Address
 from stormline.net.clock import SystemClock
