@@ -164,7 +164,8 @@ class Channel:
             TransportError: it did not get there and back; see `maybe_delivered`.
         """
         ids.check_method(method)
-        deadline_s = self._runtime.config.deadline_s if deadline_s is None else deadline_s
+        if deadline_s is None:
+            deadline_s = self._runtime.config.deadline_s or limits.CALL_DEADLINE_S
         if not 0 < deadline_s <= limits.CALL_DEADLINE_MAX_S:
             raise errors.ConfigError(f"deadline_s={deadline_s!r}: at most {limits.CALL_DEADLINE_MAX_S:.0f}, above 0")
         body = json.dumps(params, separators=(",", ":"), allow_nan=False).encode()

@@ -21,7 +21,8 @@ class Config:
     Attributes:
         bundle: the client bundle of a platform, None to work stand-alone: plain DNS and the origin itself.
         token: device token; default the bundle's, else the client enrols itself with dispatch.
-        deadline_s: seconds a call may take until the head of its answer, over all attempts.
+        deadline_s: seconds a call may take until the head of its answer, over all attempts. None: 15 s, or the
+            request's read timeout where that is longer; large uploads and event streams are bounded by silence alone.
         read_timeout_s: longest silence while waiting for an answer or between two packets of it.
         connect_timeout_s: one connection, TCP and TLS together.
         business: tag of the business, for statistics; a request's `stormline.business` extension overrides it.
@@ -41,7 +42,7 @@ class Config:
 
     bundle: "Bundle | None" = None
     token: Secret | None = None
-    deadline_s: float = limits.CALL_DEADLINE_S
+    deadline_s: float | None = None
     read_timeout_s: float = limits.READ_TIMEOUT_S
     connect_timeout_s: float = limits.LINK_CONNECT_TIMEOUT_S
     business: str = ""
@@ -62,7 +63,7 @@ class Config:
         """
         for name in ("deadline_s", "read_timeout_s", "connect_timeout_s"):
             value = getattr(self, name)
-            if not 0 < value <= limits.CALL_DEADLINE_MAX_S:
+            if value is not None and not 0 < value <= limits.CALL_DEADLINE_MAX_S:
                 raise errors.ConfigError(f"{name}={value!r}: expected seconds in (0, {limits.CALL_DEADLINE_MAX_S:.0f}]")
         unknown = sorted(set(self.disabled) - {each.value for each in Means})
         if unknown:

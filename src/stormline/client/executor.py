@@ -12,6 +12,7 @@ from stormline.client.answer import Answer, LongBody, RequestBody, gateway_error
 from stormline.client.config import Config
 from stormline.client.following import FollowedBody, MemoryBody
 from stormline.client.lanes import CallLimits, Failed, Lane, Reply, Run
+from stormline.client.patterns import answer_pattern
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
@@ -128,7 +129,7 @@ class Executor:
         step = run.ladder.next()
         while step is not None and run.remaining() > 0:
             run.trace.attempt(step)
-            run.trace.handed_down(run.size)
+            run.trace.handed_down(run.shape.request_bytes)
             lane = Lane(run, step, self._watch, quiet=False)
             try:
                 reply = await run.first(self._try(lane))
@@ -227,7 +228,7 @@ class Executor:
         lane.timer = None
         if held is None or run.over:
             return
-        if lane.asked_at is None or run.limits.pattern in (Pattern.STREAM, Pattern.UPLOAD):
+        if lane.asked_at is None:
             lane.timer = self._loop.call_later(limits.LOOK_FIRST_S, self._look, lane)  # it is still being sent
             return
         may_open = run.ladder.repeatable and not run.body.spent and len(run.others) < limits.LANES_MAX - 1
@@ -277,7 +278,7 @@ class Executor:
         other = Lane(run, step, self._watch, quiet=True)
         other.newer_than = lane.asked_at
         other.note(f"try {step.means}{f' at {step.address}' if step.address else ''}")
-        run.trace.handed_down(run.size)
+        run.trace.handed_down(run.shape.request_bytes)
         run.beside(self._run_beside(other), functools.partial(_beside_failed, other))
 
     async def _run_beside(self, lane: Lane) -> Reply:
@@ -294,7 +295,7 @@ class Executor:
             self._steering.leave(run)
             self._learn(run, reply, body_s=0.0, answer_bytes=None)
             return source
-        streams = known.pattern is Pattern.STREAM or _is_stream(reply.headers)
+        streams = answer_pattern(known.shape.pattern, reply.headers) is Pattern.STREAM
         may_resume = (
             reply.status == 200
             and run.request.method == "GET"
@@ -306,7 +307,7 @@ class Executor:
         run.bytes_down = _length(reply.headers)
         began = self._loop.time()
         if streams:
-            source.patience(known.read_timeout_s if known.read_timeout_s is not None else math.inf)
+            source.patience(known.stream_timeout_s if known.stream_timeout_s is not None else math.inf)
         elif may_resume:
             timeouts = self._steering.plan(run, ends_at=math.inf, attempt=run.ladder.tries, attempts=1)
             if timeouts is not None and timeouts.packet_gap_s is not None:
@@ -572,12 +573,6 @@ def _worse(first: errors.TransportError | None, second: errors.TransportError) -
     if first.maybe_delivered is not second.maybe_delivered:
         return first if first.maybe_delivered else second
     return first if first.phase.reached(second.phase) else second
-
-
-def _is_stream(headers: Headers) -> bool:
-    """Say whether an answer goes on as long as there is something to tell."""
-    kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
-    return kind.lower().startswith((b"text/event-stream", b"multipart/x-mixed-replace"))
 
 
 def _length(headers: Headers) -> int:

@@ -15,7 +15,7 @@ from stormline.core import errors
 from stormline.core.values import Address
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.policy.means import Ladder, Step
-from stormline.policy.shape import Pattern, RequestShape, path_class
+from stormline.policy.shape import RequestShape
 
 if TYPE_CHECKING:
     from stormline.outbound.held import Held
@@ -28,21 +28,17 @@ class CallLimits(NamedTuple):
         deadline_s: seconds until the head of the answer over all attempts.
         read_timeout_s: the longest silence (None for any).
         connect_timeout_s: one connection (None: as long as the deadline lets).
+        stream_timeout_s: the longest silence of a body that turns out to be a stream.
         resends: a request that may have been processed may be sent again, where its method allows that.
-        pattern: how question and answer follow each other.
-        hold_s: how long the server of a long poll may hold it.
-        answer_bytes: size of the answer, where it is known.
-        server_cost_s: what the server needs, where it is known.
+        shape: what the request looks like.
     """
 
     deadline_s: float
     read_timeout_s: float | None
     connect_timeout_s: float | None
-    resends: bool = True
-    pattern: Pattern = Pattern.CALL
-    hold_s: float | None = None
-    answer_bytes: int | None = None
-    server_cost_s: float | None = None
+    stream_timeout_s: float | None
+    resends: bool
+    shape: RequestShape
 
 
 class Failed(Exception):
@@ -90,6 +86,7 @@ class Run:
     """One call on its way: what is asked, how much time it has, who follows it, and its lanes.
 
     Attributes:
+        shape: what the request looks like.
         left: addresses that were tried for this call in vain.
         ladder: the steps it may take; set before the first.
         others: lanes that run beside the first.
@@ -99,8 +96,8 @@ class Run:
         bytes_down: of the answer, as far as they are still to come; -1 where nobody knows.
     """
 
-    __slots__ = ("_interrupted", "_loop", "_shape", "_task", "_waiter", "_won", "asked_at", "body", "bytes_down",
-                 "ends_at", "first_byte_s", "ladder", "left", "limits", "others", "over", "request", "size",
+    __slots__ = ("_interrupted", "_loop", "_task", "_waiter", "_won", "asked_at", "body", "bytes_down",
+                 "ends_at", "first_byte_s", "ladder", "left", "limits", "others", "over", "request", "shape",
                  "trace")  # fmt: skip
 
     def __init__(self, request: HttpRequest, body: RequestBody, call_limits: CallLimits, trace: CallTrace) -> None:
@@ -110,8 +107,7 @@ class Run:
         self.limits = call_limits
         self.trace = trace
         self.ends_at = self._loop.time() + call_limits.deadline_s
-        self.size = len(request.target) + sum([len(name) + len(value) + 4 for name, value in request.headers])
-        self.size += len(body.whole or b"")
+        self.shape = call_limits.shape
         self.left: set[Address] = set()
         self.ladder = Ladder((), method=request.method, has_key=False)
         self.others: set[asyncio.Task[Reply]] = set()
@@ -119,27 +115,10 @@ class Run:
         self.asked_at: float | None = None
         self.first_byte_s: float | None = None
         self.bytes_down = -1
-        self._shape: RequestShape | None = None
         self._task: asyncio.Task[object] | None = None  # the caller's, while the first lane runs in it
         self._interrupted = False
         self._won: Reply | None = None
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def shape(self) -> RequestShape:
-        """What the request looks like; made when it is first asked for, as few calls need it."""
-        if self._shape is None:
-            request, known = self.request, self.limits
-            self._shape = RequestShape(
-                host=request.host,
-                path_class=path_class(request.method, request.target.decode("ascii", "replace")),
-                pattern=known.pattern,
-                request_bytes=self.size,
-                answer_bytes=known.answer_bytes,
-                server_cost_s=known.server_cost_s,
-                hold_s=known.hold_s,
-            )
-        return self._shape
 
     def silent_until(self, quiet_since: float) -> float:
         """Give the moment at which a silence since `quiet_since` has been too long."""

@@ -5,10 +5,11 @@ import contextlib
 import itertools
 import os
 import ssl
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from stormline.client import patterns
 from stormline.client.answer import Answer
 from stormline.client.config import Config
 from stormline.client.executor import Executor
@@ -16,14 +17,14 @@ from stormline.client.lanes import CallLimits
 from stormline.client.outside import REAL, Outside
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
-from stormline.core import ids
+from stormline.core import errors, ids, limits
 from stormline.net.stream import Stream
 from stormline.outbound import proxy_rules
 from stormline.outbound.dial import Advice, Dialer
 from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import Connector, HttpPool
 from stormline.outbound.proxy import ProxyDialer
-from stormline.policy.shape import Network
+from stormline.policy.shape import Network, Pattern, RequestShape
 from stormline.telemetry.timeline import CallRecord
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from stormline.client.store import Store
     from stormline.wire.plan import Endpoint
 
+HTTPX_TIMEOUT_S: Final = 5.0
+"""What httpx and httpx2 give every request whose caller says nothing of time."""
 CLIENT_NAME = f"stormline/{metadata.version('stormline')}"
 
 
@@ -155,23 +158,61 @@ class Runtime:
         target: bytes,
         headers: Headers,
         body: bytes | AsyncIterable[bytes] | None,
-        timeouts: dict[str, float | None],
+        extensions: Mapping[str, Any],
         trace: CallTrace,
     ) -> Answer:
         """Run one HTTP request; see `Executor.execute`.
 
         Args:
-            timeouts: `deadline`, `read` and `connect` in seconds, as httpx means them: None for `read` or `connect` is
-                no such bound; what is absent takes the config's.
+            extensions: of the request: `timeout` with `read` and `connect` in seconds, as httpx means them (None: no
+                such bound; what is absent takes the config's), `stormline.deadline_s`, `stormline.retries`, and what
+                `patterns` reads.
+
+        Raises:
+            LocalProtocolError: an extension has a wrong type or value.
         """
-        config = self.config
-        call_limits = CallLimits(
-            deadline_s=timeouts.get("deadline") or config.deadline_s,
-            read_timeout_s=timeouts.get("read", config.read_timeout_s),
-            connect_timeout_s=timeouts.get("connect", config.connect_timeout_s),
+        shape = patterns.request_shape(
+            method=method,
+            host=host,
+            target=target.decode("ascii", "replace"),
+            headers=headers,
+            body=body,
+            extensions=extensions,
         )
         request = HttpRequest(method, scheme, host, port, target, headers, body)
-        return await self._executor.execute(request, call_limits, trace)
+        return await self._executor.execute(request, self._limits(shape, extensions), trace)
+
+    def _limits(self, shape: RequestShape, extensions: Mapping[str, Any]) -> CallLimits:
+        """Give the time of one call.
+
+        httpx sends its default read timeout of five seconds with each request that says nothing: that, or our own
+        default, is no wish of the caller's, and must not end an idle stream or a poll that the server may hold.
+        """
+        config = self.config
+        timeouts = extensions.get("timeout") or {}
+        read_s = timeouts.get("read", config.read_timeout_s)
+        asked = read_s not in (HTTPX_TIMEOUT_S, config.read_timeout_s)
+        deadline_s = _told_deadline(extensions) or config.deadline_s
+        held_s = 0.0
+        if shape.pattern is Pattern.LONG_POLL:
+            held_s = limits.LONG_POLL_HOLD_S if shape.hold_s is None else shape.hold_s
+        if deadline_s is None:
+            deadline_s = max(limits.CALL_DEADLINE_S, limits.CALL_DEADLINE_MAX_S if read_s is None else read_s) + held_s
+            if shape.pattern in (Pattern.UPLOAD, Pattern.STREAM):
+                deadline_s = limits.CALL_DEADLINE_MAX_S
+        if read_s is not None and not asked:
+            read_s = None if shape.pattern is Pattern.STREAM else read_s + held_s
+        resends = extensions.get("stormline.retries", True)
+        if not isinstance(resends, bool):
+            raise errors.LocalProtocolError(f"stormline.retries={resends!r}: expected True or False")
+        return CallLimits(
+            deadline_s=min(deadline_s, limits.CALL_DEADLINE_MAX_S),
+            read_timeout_s=read_s,
+            connect_timeout_s=timeouts.get("connect", config.connect_timeout_s),
+            stream_timeout_s=read_s if asked else None,
+            resends=resends,
+            shape=shape,
+        )
 
     def network_changed(self) -> None:
         """Leave what the network that was left behind carried, and doubt the rest; see `AsyncTransport`."""
@@ -244,3 +285,12 @@ def _proxies(config: Config, outside: Outside) -> proxy_rules.ProxyRules:
     if config.proxy is not None:
         return proxy_rules.explicit(config.proxy)
     return proxy_rules.from_environment(outside.environ) if config.trust_env else proxy_rules.DIRECT
+
+
+def _told_deadline(extensions: Mapping[str, Any]) -> float | None:
+    deadline_s: float | None = extensions.get("stormline.deadline_s")
+    if deadline_s is not None and not 0 < deadline_s <= limits.CALL_DEADLINE_MAX_S:
+        raise errors.LocalProtocolError(
+            f"stormline.deadline_s={deadline_s!r}: expected seconds in (0, {limits.CALL_DEADLINE_MAX_S:.0f}]"
+        )
+    return deadline_s

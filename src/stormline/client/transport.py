@@ -13,7 +13,7 @@ from stormline.client.config import Config, load_bundle
 from stormline.client.flavours import Flavour, flavour_of
 from stormline.client.outside import REAL, Outside
 from stormline.client.runtime import Runtime
-from stormline.core import errors, limits
+from stormline.core import errors
 
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport, BaseTransport
@@ -64,21 +64,9 @@ async def run_request(runtime: Runtime, flavour: Flavour, request: Any, body: An
         target=url.raw_path,
         headers=tuple(request.headers.raw),
         body=body,
-        timeouts=_timeouts(extensions),
+        extensions=extensions,
         trace=trace,
     )
-
-
-def _timeouts(extensions: Any) -> dict[str, float | None]:
-    timeouts = dict(extensions.get("timeout") or {})
-    deadline_s = extensions.get("stormline.deadline_s")
-    if deadline_s is not None:
-        if not 0 < deadline_s <= limits.CALL_DEADLINE_MAX_S:
-            raise errors.LocalProtocolError(
-                f"stormline.deadline_s={deadline_s!r}: expected seconds in (0, {limits.CALL_DEADLINE_MAX_S:.0f}]"
-            )
-        timeouts["deadline"] = deadline_s
-    return timeouts
 
 
 class AsyncTransport(AsyncBaseTransport):
