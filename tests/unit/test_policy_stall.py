@@ -73,9 +73,19 @@ class TestSilence:
 
     def test_slow_link_that_brings_what_was_before_is_not_given_up(self):
         busy = Link(bytes_per_s=8_000.0, rtt_s=0.8, queued_bytes=40_000)
-        assert plan(silence(10.0, network_age_s=0.4), busy).action is Action.WAIT
-        assert plan(silence(10.0, network_age_s=5.0), busy).action is Action.GIVE_UP
-        assert plan(silence(10.0, network_age_s=0.4), SLOW).action is Action.GIVE_UP
+        assert plan(silence(10.0, network_age_s=0.4, heard_age_s=0.4), busy).action is Action.WAIT
+        assert plan(silence(10.0, network_age_s=0.4, heard_age_s=0.4), SLOW).action is Action.GIVE_UP
+
+    def test_slow_link_that_is_dark_is_knocked_at_and_not_given_up(self):
+        decision = plan(silence(10.0, network_age_s=5.0, heard_age_s=5.0), SLOW)
+        assert (decision.action, decision.look_again_s) == (Action.KNOCK, limits.STALL_PROBE_SLOW_S)
+        assert plan(silence(10.0, network_age_s=5.0, heard_age_s=5.0), QUICK).action is Action.GIVE_UP
+
+    def test_connection_that_is_silent_while_a_slow_link_brings_other_data_is_given_up(self):
+        busy = Link(bytes_per_s=8_000.0, rtt_s=0.8, queued_bytes=40_000)
+        assert plan(silence(10.0, network_age_s=0.4, heard_age_s=8.0, **LOST_TWICE), busy).action is Action.GIVE_UP
+        acknowledged = {**LOST_TWICE, "unacked_bytes": 0}
+        assert plan(silence(10.0, network_age_s=0.4, heard_age_s=8.0, **acknowledged), busy).action is Action.WAIT
 
 
 class TestWithoutTcpInfo:

@@ -1,6 +1,7 @@
 """Runs one HTTP request up its ladder of means until one answers, and tells its trace what happens."""
 
 import asyncio
+import contextlib
 import functools
 import math
 import socket
@@ -19,6 +20,7 @@ from stormline.core import errors, limits
 from stormline.core.clock import Rng
 from stormline.core.phase import Phase
 from stormline.core.values import Address
+from stormline.outbound.dial import OpenTcp
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.outbound.pool import HttpPool
 from stormline.outbound.proxy import forwarded
@@ -58,6 +60,7 @@ class Executor:
         steering: what the client has learned of its network.
         rng: spreads pauses.
         wall_s: the wall clock, for dates in `Retry-After`.
+        open_tcp: connects to one address, to see whether the path is there.
         scheduling: plans of a platform.
         longline: its long connection.
         proxies: which requests go through a proxy.
@@ -71,6 +74,7 @@ class Executor:
         steering: Steering,
         rng: Rng,
         wall_s: Callable[[], float],
+        open_tcp: OpenTcp,
         scheduling: "Scheduling | None",
         longline: "LongLine | None",
         proxies: ProxyRules = DIRECT,
@@ -83,6 +87,8 @@ class Executor:
         self._scheduling = scheduling
         self._longline = longline
         self._proxies = proxies
+        self._open_tcp = open_tcp
+        self._knocking: dict[Address, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
 
     async def execute(self, request: HttpRequest, call_limits: CallLimits, trace: CallTrace) -> Answer:
@@ -250,6 +256,8 @@ class Executor:
         )
         if decision.action is Action.PROBE:
             held.probe()
+        elif decision.action is Action.KNOCK and held.peer is not None:
+            self._knock(held.peer)
         elif decision.action is Action.FRESH:
             lane.note(f"{held.peer} is silent: {decision.why}")
             held.doubt()
@@ -257,12 +265,46 @@ class Executor:
         elif decision.action is Action.GIVE_UP and lane.fresh_at is None:
             lane.note(f"{held.peer} does not answer: {decision.why} ({timeouts.basis})")
             held.distrust()
-            self._steering.unanswered(run, held.peer, waited_s=self._loop.time() - lane.asked_at)
-            if held.peer is not None:
-                run.left.add(held.peer)
-            if may_open:
-                self._open_beside(lane)
-        lane.timer = self._loop.call_later(decision.look_again_s, self._look, lane)
+            self._leave(lane, may_open=may_open)
+        elif held.mute and lane.fresh_at is None and self._steering.room(run.request.host):
+            lane.note(f"{held.peer} does not answer another request either")
+            self._leave(lane, may_open=may_open)
+        again_s = min(decision.look_again_s, limits.LOOK_S_MAX)
+        lane.timer = self._loop.call_later(again_s, self._look, lane)
+
+    def _leave(self, lane: Lane, *, may_open: bool) -> None:
+        """Seek the answer elsewhere than at an address that does not answer."""
+        run, held = lane.run, lane.held
+        if held is None or lane.asked_at is None:
+            return
+        # A connection that brought something meanwhile says nothing of the path, and must not make us more patient.
+        dark = held.heard_at <= lane.asked_at
+        self._steering.unanswered(run, held.peer, waited_s=self._loop.time() - lane.asked_at if dark else None)
+        if held.peer is not None:
+            run.left.add(held.peer)
+        if may_open:
+            self._open_beside(lane)
+
+    def _knock(self, peer: Address) -> None:
+        """Find out whether the path is there: one TCP connection, which is closed again; `Steering` hears of it."""
+        if peer not in self._knocking:
+            task = self._knocking[peer] = self._loop.create_task(self._knock_at(peer), name="knock")
+            task.add_done_callback(lambda _: self._knocking.pop(peer, None))
+
+    async def _knock_at(self, peer: Address) -> None:
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(limits.STALL_PROBE_SLOW_S):
+                stream = await self._open_tcp(peer)
+                self._steering.heard()
+                stream.close()
+
+    async def aclose(self) -> None:
+        """End what runs beside the calls."""
+        tasks = list(self._knocking.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _open_beside(self, lane: Lane) -> None:
         """Take another step beside a silent lane, where request, budget and deadline allow one."""
@@ -309,10 +351,7 @@ class Executor:
         if streams:
             source.patience(known.stream_timeout_s if known.stream_timeout_s is not None else math.inf)
         elif may_resume:
-            timeouts = self._steering.plan(run, ends_at=math.inf, attempt=run.ladder.tries, attempts=1)
-            if timeouts is not None and timeouts.packet_gap_s is not None:
-                silence_s = math.inf if known.read_timeout_s is None else known.read_timeout_s
-                source.patience(min(silence_s, timeouts.packet_gap_s))
+            self._be_patient(run, source)
 
         def ended(size: int, whole: bool) -> None:
             self._steering.leave(run)
@@ -320,6 +359,18 @@ class Executor:
                 self._learn(run, reply, body_s=self._loop.time() - began, answer_bytes=size)
 
         return FollowedBody(reply, ended, functools.partial(self._resume, run) if may_resume else None)
+
+    def _be_patient(self, run: Run, source: BodySource) -> None:
+        """Bear silences of a body that can be continued elsewhere no longer than they are likely to end.
+
+        Not on a slow link: what is under way there would be asked for twice.
+        """
+        if not self._steering.room(run.request.host):
+            return
+        timeouts = self._steering.plan(run, ends_at=math.inf, attempt=run.ladder.tries, attempts=1)
+        if timeouts is not None and timeouts.packet_gap_s is not None:
+            silence_s = run.limits.read_timeout_s
+            source.patience(timeouts.packet_gap_s if silence_s is None else min(silence_s, timeouts.packet_gap_s))
 
     async def _resume(self, run: Run, error: errors.TransportError, fields: Headers) -> Reply:
         """Ask again for a body that broke off; see `following.Resume`."""
@@ -336,7 +387,9 @@ class Executor:
                 run.trace.attempt(step)
                 lane = Lane(run, step, self._watch, quiet=True)
                 try:
-                    return await run.first(self._try(lane))
+                    reply = await run.first(self._try(lane))
+                    self._be_patient(run, reply.source)
+                    return reply
                 except Failed as failed:
                     run.trace.attempt_failed(failed.error)
                     step = await self._after_failure(run, failed)

@@ -93,11 +93,12 @@ class Run:
         over: nobody waits for a lane any more.
         asked_at: the loop's time when the request had left; None before, and once the answer began.
         first_byte_s: from then to the head of the answer.
+        queued: others were under way when it began.
         bytes_down: of the answer, as far as they are still to come; -1 where nobody knows.
     """
 
     __slots__ = ("_interrupted", "_loop", "_task", "_waiter", "_won", "asked_at", "body", "bytes_down",
-                 "ends_at", "first_byte_s", "ladder", "left", "limits", "others", "over", "request", "shape",
+                 "ends_at", "first_byte_s", "ladder", "left", "limits", "others", "over", "queued", "request", "shape",
                  "trace")  # fmt: skip
 
     def __init__(self, request: HttpRequest, body: RequestBody, call_limits: CallLimits, trace: CallTrace) -> None:
@@ -115,6 +116,7 @@ class Run:
         self.asked_at: float | None = None
         self.first_byte_s: float | None = None
         self.bytes_down = -1
+        self.queued = False
         self._task: asyncio.Task[object] | None = None  # the caller's, while the first lane runs in it
         self._interrupted = False
         self._won: Reply | None = None

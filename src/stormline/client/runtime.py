@@ -79,6 +79,7 @@ class Runtime:
             steering=self.steering,
             rng=self.rng,
             wall_s=self.clock.wall,
+            open_tcp=outside.open_tcp,
             scheduling=self.scheduling,
             longline=self.longline,
             proxies=self._proxies,
@@ -269,6 +270,7 @@ class Runtime:
         self._over = True
         if self._recorder is not None:
             await self._recorder.aclose()
+        await self._executor.aclose()
         if self.longline is not None:
             await self.longline.aclose()
         if self.scheduling is not None:

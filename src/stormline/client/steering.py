@@ -32,8 +32,10 @@ class Call(Protocol):
         shape: what it looks like.
         bytes_down: of its answer, as far as they are still to come; -1 where nobody knows.
         asked_at: the loop's time when its request had left; None before, and once the answer began.
+        queued: others were under way when it began.
     """
 
+    queued: bool
     bytes_down: int
     asked_at: float | None
 
@@ -118,9 +120,14 @@ class Steering:
         outcome = AddressOutcome(self.network.id, host, _candidate(address), verdict, connect_s, tried_s)
         self.addresses.observe(outcome, self._loop.time())
 
+    def heard(self) -> None:
+        """Something came over the network."""
+        self._heard_at = self._loop.time()
+
     # -- calls ------------------------------------------------------------------------------------------------------
     def enter(self, call: Call, host: str) -> None:
         """A call begins."""
+        call.queued = bool(self._calls)
         self._calls[call] = None
         self.budget.observe_request(host, self._loop.time())
 
@@ -169,7 +176,7 @@ class Steering:
                 rto_s=None if info is None else info.rto_s,
                 ack_age_s=None if info is None else info.ack_age_s,
                 rtt_s=None if info is None else info.rtt_s,
-                network_age_s=now - self._heard_at,
+                network_age_s=now - max(self._heard_at, held.heard_at),
                 can_probe=held.can_probe,
                 probe_age_s=held.probe_age_s(now),
                 fresh_age_s=None if fresh_at is None else now - fresh_at,
@@ -254,7 +261,7 @@ class Steering:
                 request_bytes=asked.request_bytes,
                 answer_bytes=answer_bytes,
                 server_s=None if server_timing is None else server_timing_s(server_timing.decode("latin-1")),
-                queued=len(self._calls) > 1,
+                queued=call.queued,
                 held=asked.pattern in (Pattern.LONG_POLL, Pattern.STREAM),
             ),
             now,

@@ -420,6 +420,8 @@ RETRY_PAUSE_S: Final = 0.1
 time and spread by half: what was only restarted is often back at once."""
 RETRY_KEPT_BYTES: Final = 64 * 1024
 """Body of an answer that says "try again" (503, 429) kept for the caller while we do; a larger one is not repeated."""
+LOOK_S_MAX: Final = 1.0
+"""Longest pause between two looks: what another call has found out of the same connection is heeded within it."""
 LOOK_FIRST_S: Final = 0.5
 """When a connection that owes an answer is looked at first: most answers have come by then, and no time-out is near."""
 SAMPLE_PAUSE_S: Final = 0.05

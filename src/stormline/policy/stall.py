@@ -35,6 +35,9 @@ class Action(enum.StrEnum):
     PROBE = "probe"
     """Ask for a sign of life with one small packet: an HTTP/2 PING, a ping of the long connection; where a fresh
     connection is already being made, a new SYN instead of the kernel's doubled wait."""
+    KNOCK = "knock"
+    """Ask whether the path is there at all with one SYN: a slow link is dark, and whether it is the link or this
+    connection alone nothing else can tell."""
     FRESH = "fresh"
     """Open a connection beside this one and send there what may be sent again; reads of both count, first come."""
     GIVE_UP = "give-up"
@@ -132,8 +135,10 @@ def plan(silence: Silence, link: Link) -> Decision:
     1. Nothing is owed: wait; after `limits.STALL_LIVENESS_S` of silence a probe, where the connection has one. An idle
        stream never fails by silence; an unanswered probe makes it a connection that owes us something.
     2. The time-out has come; or there is none, and a probe or a fresh connection has had no answer for
-       `limits.HEARTBEAT_ANSWER_S`: give up. Not on a slow link that is bringing other answers at this moment and has
-       not yet brought what was queued before this one.
+       `limits.HEARTBEAT_ANSWER_S`: give up. On a slow link only where the link is not at fault: it brings data to
+       others, or nothing is queued on it. Where it is bringing what was queued before this one, wait; where it is dark,
+       wait too, and knock: a second connection would be as dark as this one, and would crowd out its answers once
+       there is light.
     3. The connection is silent (below) and another may be opened and finds room: a fresh one beside it, once. If that
        one says nothing either the path is dark: probes at an even pace, so that its end is noticed.
     4. It may be silent, and has a ping: a probe.
@@ -153,11 +158,9 @@ def plan(silence: Silence, link: Link) -> Decision:
     probed = _seconds(silence.probe_age_s)
     unanswered = max(probed or 0.0, _seconds(silence.fresh_age_s) or 0.0)
     mute = math.isinf(limit) and unanswered >= max(limits.HEARTBEAT_ANSWER_S, BLIND_RTO_FACTOR * rto)
-    if waited >= limit or mute:
-        if not room and _draining(silence, link):
-            return _decision(Action.WAIT, limits.STALL_PROBE_S, "past its time-out, but the slow link is bringing data")
-        return _decision(Action.GIVE_UP, limits.STALL_LOOK_S_MAX, f"silent for {waited:.1f} s")
     silent, why = _silent(silence, quiet, rto)
+    if waited >= limit or mute:
+        return _past(silence, link, room=room, mute=mute, silent=silent)
     left = limit - waited
     pace = limits.STALL_PROBE_S if room else limits.STALL_PROBE_SLOW_S
     if silent and silence.fresh_age_s is not None:
@@ -215,11 +218,26 @@ def _rto(silence: Silence, link: Link) -> float:
     return 1.0 if rtt is None else max(RTO_MIN_S, 1.5 * rtt + RTO_MIN_S)
 
 
-def _draining(silence: Silence, link: Link) -> bool:
-    """Say whether the network is bringing data this very moment and still owes what was queued before."""
-    age = _seconds(silence.network_age_s)
-    rtt = _seconds(link.rtt_s) or 0.0
-    return age is not None and link.queued_bytes > 0 and age <= max(ALIVE_S, 2.0 * rtt)
+def _past(silence: Silence, link: Link, *, room: bool, mute: bool, silent: bool) -> Decision:
+    """Decide where the time-out has come."""
+    waited = _seconds(silence.waited_s) or 0.0
+    give_up = _decision(Action.GIVE_UP, limits.STALL_LOOK_S_MAX, f"silent for {waited:.1f} s")
+    if room:
+        return give_up
+    alive_s = max(ALIVE_S, 2.0 * (_seconds(link.rtt_s) or 0.0))
+    network = _seconds(silence.network_age_s)
+    heard = _seconds(silence.heard_age_s)
+    known = [age for age in (network, heard, _seconds(silence.ack_age_s)) if age is not None]
+    if not known:
+        return give_up
+    if min(known) <= alive_s:
+        elsewhere = network is not None and network <= alive_s < (waited if heard is None else heard)
+        if link.queued_bytes <= 0 or (silent and elsewhere):
+            return give_up
+        return _decision(Action.WAIT, limits.STALL_PROBE_S, "past its time-out, but the slow link is bringing data")
+    if mute:
+        return give_up
+    return _decision(Action.KNOCK, limits.STALL_PROBE_SLOW_S, "past its time-out, but the slow link is dark")
 
 
 def _seconds(value: object) -> float | None:
