@@ -145,6 +145,7 @@ class Executor:
                 worst = _worse(worst, error)
                 step = await self._after_failure(run, failed)
             else:
+                _tell(run.trace, reply)
                 pause_s = self._asks_for_patience(run, reply)
                 if pause_s is None:
                     return reply
@@ -388,6 +389,7 @@ class Executor:
                 lane = Lane(run, step, self._watch, quiet=True)
                 try:
                     reply = await run.first(self._try(lane))
+                    _tell(run.trace, reply)
                     self._be_patient(run, reply.source)
                     return reply
                 except Failed as failed:
@@ -476,7 +478,6 @@ class Executor:
                 stale = isinstance(error, errors.ChannelLost) and (stood or call.accepted)
                 raise Failed(error, reused=stale) from error
             raise
-        run.trace.answered(reply.status)
         return Reply(
             status=reply.status,
             reason=b"",
@@ -492,7 +493,7 @@ class Executor:
 
     async def _try_direct(self, lane: Lane) -> Reply:
         run, step = lane.run, lane.step
-        request, trace = run.request, run.trace
+        request = run.request
         if run.body.whole is None:
             request = replace(request, body=run.body.chunks())
         try:
@@ -515,8 +516,6 @@ class Executor:
         carrier = _H2 if response.http_version == "HTTP/2" else _H1
         if lane.asked_at is not None:
             run.first_byte_s = self._loop.time() - lane.asked_at
-        trace.connected(str(response.peer), carrier, reused=response.reused)
-        trace.answered(response.status)
         return Reply(
             response.status,
             response.reason,
@@ -626,6 +625,13 @@ def _worse(first: errors.TransportError | None, second: errors.TransportError) -
     if first.maybe_delivered is not second.maybe_delivered:
         return first if first.maybe_delivered else second
     return first if first.phase.reached(second.phase) else second
+
+
+def _tell(trace: CallTrace, reply: Reply) -> None:
+    """Tell the trace whose answer it is."""
+    if reply.peer is not None:
+        trace.connected(str(reply.peer), reply.carrier, reused=reply.reused)
+    trace.answered(reply.status)
 
 
 def _length(headers: Headers) -> int:
