@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from stormline.client.api import AsyncClient, Client
     from stormline.client.channel import Channel
     from stormline.client.config import Config
+    from stormline.client.masking import MaskUrls
     from stormline.client.transport import AsyncTransport, Transport
 
-__all__ = ["AsyncClient", "AsyncTransport", "Channel", "Client", "Config", "Transport", "errors"]
+__all__ = ["AsyncClient", "AsyncTransport", "Channel", "Client", "Config", "MaskUrls", "Transport", "errors"]
 
 _HOMES = {
     "AsyncClient": "stormline.client.api",
@@ -24,6 +25,7 @@ _HOMES = {
     "Channel": "stormline.client.channel",
     "Client": "stormline.client.api",
     "Config": "stormline.client.config",
+    "MaskUrls": "stormline.client.masking",
     "Transport": "stormline.client.transport",
 }
 

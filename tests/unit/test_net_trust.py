@@ -4,7 +4,9 @@ import ssl
 
 import pytest
 
+from stormline.assembly.authority import ensure_authority
 from stormline.core import errors
+from stormline.net.clock import SystemClock, SystemRng
 from stormline.net.trust import foreign_context, roles_context
 
 
@@ -12,6 +14,12 @@ def test_foreign_context_verifies_names_from_tls_1_2():
     context = foreign_context()
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_no_context_takes_a_name_from_the_common_name(tmp_path):
+    authority = ensure_authority(tmp_path / "ca", clock=SystemClock(), rng=SystemRng())
+    for context in (foreign_context(), roles_context(authority.ca_pem, ["sl/1"])):
+        assert context.hostname_checks_common_name is False
 
 
 @pytest.mark.parametrize("pem", [b"", b"  \n", b"not a certificate", "é".encode(), ""])

@@ -11,6 +11,7 @@ import httpx2
 
 from stormline.client.channel import Channel
 from stormline.client.config import Config
+from stormline.client.masking import mask_logger
 from stormline.client.outside import REAL, Outside
 from stormline.client.trace import CallTrace
 from stormline.client.transport import HOLD, AsyncTransport, Transport, make_config
@@ -24,7 +25,7 @@ Parse = Callable[[httpx2.Response], bool | None]
 
 
 class AsyncClient(httpx2.AsyncClient):
-    """An `httpx2.AsyncClient` whose requests go by stormline.
+    """An `httpx2.AsyncClient` whose requests go by stormline. Lines of httpx2's log are masked; see `MaskUrls`.
 
     Args:
         bundle: client bundle or the path of one; None takes the file named by `STORMLINE_BUNDLE`, if any.
@@ -54,6 +55,7 @@ class AsyncClient(httpx2.AsyncClient):
         self._parse = parse
         config = with_proxy(make_config(config, bundle), options)
         self._storm = AsyncTransport(config=config, verify=verify, outside=outside)
+        mask_logger("httpx2")
         super().__init__(transport=self._storm, **_options(options, config))
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
@@ -99,6 +101,7 @@ class Client(httpx2.Client):
         self._parse = parse
         config = with_proxy(make_config(config, bundle), options)
         self._storm = Transport(config=config, verify=verify)
+        mask_logger("httpx2")
         super().__init__(transport=self._storm, **_options(options, config))
 
     def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:

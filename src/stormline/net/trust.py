@@ -60,6 +60,8 @@ def _finish(context: ssl.SSLContext, minimum: ssl.TLSVersion, alpn: Sequence[str
     context.minimum_version = minimum
     # A renegotiation (TLS 1.2) would need writes in the middle of reads; nobody uses it on purpose.
     context.options |= ssl.OP_NO_RENEGOTIATION
+    # A name is in the subject alternative names or nowhere (RFC 9525 section 2): no look at the common name.
+    context.hostname_checks_common_name = False
     if alpn:
         context.set_alpn_protocols(list(alpn))
     return context

@@ -51,6 +51,12 @@ class Encoded(NamedTuple):
         return f"<Encoded head of {len(self.head)} bytes>"
 
 
+def _begin(name: bytes) -> bytes:
+    """Give as much of a bad header name as is one: the rest may be a whole line with its credentials."""
+    found = _TOKEN.match(name)
+    return found[0][:40] if found else b""
+
+
 def encode(request: HttpRequest) -> Encoded:
     """Check a request and put its head into bytes.
 
@@ -67,7 +73,7 @@ def encode(request: HttpRequest) -> Encoded:
     seen: dict[bytes, bytes] = {}
     for name, value in request.headers:
         if not _TOKEN.fullmatch(name):
-            raise errors.LocalProtocolError(f"header name {name[:40]!r} is not a token")
+            raise errors.LocalProtocolError(f"a header name that begins {_begin(name)!r} is not a token")
         if not _VALUE.fullmatch(value):
             raise errors.LocalProtocolError(f"the value of header {name[:40]!r} holds a control character")
         lower = name.lower()

@@ -86,6 +86,12 @@ class Encoded(NamedTuple):
         return f"<Encoded with {len(self.fields)} fields>"
 
 
+def _begin(name: bytes) -> bytes:
+    """Give as much of a bad header name as is one: the rest may be a whole line with its credentials."""
+    found = _TOKEN.match(name)
+    return found[0][:40] if found else b""
+
+
 def encode(request: HttpRequest) -> Encoded:
     """Check a request and put its head into the fields of HTTP/2 (RFC 9113 section 8.3.1).
 
@@ -110,7 +116,7 @@ def encode(request: HttpRequest) -> Encoded:
     special: dict[bytes, bytes] = {}
     for given, value in request.headers:
         if not _TOKEN.fullmatch(given):
-            raise errors.LocalProtocolError(f"header name {given[:40]!r} is not a token")
+            raise errors.LocalProtocolError(f"a header name that begins {_begin(given)!r} is not a token")
         if not _VALUE.fullmatch(value):
             raise errors.LocalProtocolError(f"the value of header {given[:40]!r} holds a control character")
         name = given.lower()

@@ -2,15 +2,22 @@
 
 import contextlib
 import logging
+import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from stormline.client import recorder
+from stormline.client.outside import Outside
 from stormline.core import limits
+from stormline.core.values import Address
+from stormline.dispatch.rules import RuleSet
 from stormline.telemetry.timeline import CallRecord
 from stormline.testing.origin import Answer, Origin, answer_plainly, running_origin
-from stormline.testing.world import Pki, World, make_pki, running_world
+from stormline.testing.world import APP, Pki, World, bundle_for, make_pki, running_dispatch, running_world
+from stormline.wire.bundle import Bundle
+from stormline.wire.plan import Carrier, Endpoint, HostPlan
 
 
 @pytest.fixture(scope="session", name="pki")
@@ -60,3 +67,60 @@ def _all_logs(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """Capture every log at DEBUG."""
     caplog.set_level(logging.DEBUG)
     return caplog
+
+
+@pytest.fixture(name="trust")
+def _trust(pki: Pki) -> Callable[..., ssl.SSLContext]:
+    """Make a caller's own trust: the test's authority, TLS 1.2 and up; offers what it is given."""
+
+    def make(*alpn: str) -> ssl.SSLContext:
+        context = ssl.create_default_context(cadata=pki.ca.ca_pem)
+        context.set_alpn_protocols(list(alpn or ("h2", "http/1.1")))
+        return context
+
+    return make
+
+
+class _Names:
+    """A resolver that knows what a test tells it: by `name:port`, else by name."""
+
+    def __init__(self, places: dict[str, tuple[Address, ...]]) -> None:
+        self._places = places
+
+    async def resolve(self, host: str, port: int, **options: object) -> tuple[Address, ...]:
+        if Address(host, port).is_ip:
+            return (Address(host, port),)
+        found = self._places.get(f"{host}:{port}") or self._places.get(host)
+        if found is None:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name in this test")
+        return found
+
+
+@pytest.fixture(name="names")
+def _names() -> Callable[..., Outside]:
+    """Make machines whose DNS is a table: `names({"a.test": address})`."""
+
+    def make(places: dict[str, Address | tuple[Address, ...]]) -> Outside:
+        table = {name: (place,) if isinstance(place, Address) else place for name, place in places.items()}
+        return Outside(resolver=lambda: _Names(table))
+
+    return make
+
+
+@pytest.fixture(name="planned")
+async def _planned(pki: Pki) -> AsyncIterator[Callable[..., Awaitable[Bundle]]]:
+    """Make dispatches: `await planned({"a.test": (endpoint, ...)})` gives a bundle that names one."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(hosts: dict[str, tuple[Endpoint, ...]], **bundle: object) -> Bundle:
+            gateways = dict.fromkeys(each for places in hosts.values() for each in places)
+            rules = RuleSet(
+                version=1,
+                hosts={host: HostPlan(endpoints=places) for host, places in hosts.items()},
+                apps={APP: frozenset(hosts)},
+                gateways={APP: tuple(each for each in gateways if each.carrier == Carrier.LONG_TLS)},
+            )
+            address, _ = await stack.enter_async_context(running_dispatch(pki, rules))
+            return bundle_for(pki, address, **bundle)
+
+        yield make

@@ -5,6 +5,7 @@ Most run in a fresh interpreter with every warning an error, and look at what it
 
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 
@@ -19,6 +20,8 @@ PRELUDE = """
 import asyncio, gc, os, signal, sys, threading, time, warnings
 import httpx2, stormline
 from stormline.testing.origin import running_origin, plain, answer_plainly
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 
 def serve(answer=answer_plainly):
     '''Run an origin on a thread; give it.'''
@@ -36,18 +39,72 @@ async def silent(request, writer):
 
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
+
+def serve_platform():
+    '''Run on a thread: an HTTP/2 origin, and dispatch with a gateway; give the first's URL, trust, and a config.'''
+    import contextlib, pathlib, ssl
+    import h2.events as h2e
+    from stormline.testing.gateway import answering
+    from stormline.testing.http2 import Peer
+    from stormline.testing.world import make_pki, running_world
+    pki = make_pki(pathlib.Path.cwd())
+    files = pki.ca.issue("local", names=["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])
+    trust = ssl.create_default_context(cadata=pki.ca.ca_pem)
+    trust.set_alpn_protocols(["h2", "http/1.1"])
+    async def play(peer):
+        for number in range(1, 1000):
+            request = await peer.wait(h2e.RequestReceived, number)
+            await peer.answer(request.stream_id, b"ok")
+    async def connected(reader, writer):
+        with contextlib.suppress(OSError, EOFError):
+            await Peer(reader, writer).serve(play)
+        writer.close()
+    ready, box = threading.Event(), []
+    async def main():
+        server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
+        async with running_world(pki, answering()) as world:
+            port = server.sockets[0].getsockname()[1]
+            box.append((f"https://localhost:{port}/", trust, world.config(disabled=frozenset({"direct"}))))
+            ready.set()
+            await asyncio.Event().wait()
+    threading.Thread(target=lambda: asyncio.run(main()), daemon=True).start()
+    ready.wait()
+    return box[0]
+
+def over(kind):
+    '''Give a client, and a coroutine function that asks with it: over HTTP/1.1, HTTP/2 or the long connection.'''
+    if kind == "h1":
+        origin = serve()
+        client, method, url = stormline.AsyncClient(), "GET", origin.url()
+    else:
+        url, trust, config = serve_platform()
+        client, method = stormline.AsyncClient(verify=trust), "GET"
+        if kind == "long":
+            client, method, url = stormline.AsyncClient(config=config), "POST", "https://shop.test/"
+    async def ask():
+        response = await client.request(method, url, content=b"ok")
+        return response.text
+    return client, ask
 """
+
+KINDS = ("h1", "h2", "long")
+"""Carriers; what is known of HTTP/1.1 from other tests is asked of the last two only."""
 
 
 def run(code, *, timeout_s=30, flags=("-W", "error")):
     """Run code in a fresh interpreter; give what it printed. It must end by itself, well and without a complaint."""
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", PRELUDE + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, *flags, "-c", PRELUDE + textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            cwd=folder,
+        )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout.split()
@@ -305,3 +362,175 @@ def test_transport_types_fit_the_clients_of_httpx2():
     ):
         needed = [name for name, _ in inspect.getmembers(theirs, inspect.isfunction) if name != "__init__"]
         assert [name for name in needed if not callable(getattr(ours, name, None))] == []
+
+
+# -- a pool outlives its loop (encode/httpx #2473, #2058; encode/httpcore #525: "Event loop is closed") ---------------
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_client_of_a_module_is_used_in_three_loops_in_turn(kind):
+    """Connections, their tasks and timers belong to the loop that made them; the next one must not meet them."""
+    out = run(f"""
+        client, ask = over("{kind}")
+        async def main():
+            asyncio.get_running_loop().slow_callback_duration = 60.0
+            print(await ask(), *await asyncio.gather(ask(), ask()))
+        held = []
+        for _ in range(3):
+            asyncio.run(main(), debug=True)
+            gc.collect()
+            held.append(descriptors())
+        time.sleep(0.3)
+        print(descriptors() - held[0] <= 2)
+    """)
+    assert out == ["ok"] * 9 + ["True"]
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_client_left_open_and_collected_after_its_loop_ends_quietly(kind):
+    out = run(f"""
+        before = descriptors()
+        client, ask = over("{kind}")
+        ours = descriptors()
+        async def main():
+            print(await ask())
+        asyncio.run(main())
+        del client, ask
+        for _ in range(3):
+            gc.collect()
+        for _ in range(100):
+            if descriptors() <= ours + 1:  # the other end lives in this process too
+                break
+            time.sleep(0.02)
+        print(descriptors() <= ours + 1)
+    """)
+    assert out == ["ok", "True"]
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_client_closed_twice_and_after_its_loop_is_closed_once(kind):
+    out = run(f"""
+        client, ask = over("{kind}")
+        async def main():
+            print(await ask())
+            await client.aclose()
+            await client.aclose()
+            await client._storm.aclose()
+        asyncio.run(main())
+        asyncio.run(client.aclose())
+        other = stormline.AsyncTransport()
+        asyncio.run(other.aclose())
+        asyncio.run(other.aclose())
+    """)
+    assert out == ["ok"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_client_first_closed_on_the_loop_after_its_own_leaves_nothing(kind):
+    out = run(f"""
+        client, ask = over("{kind}")
+        ours = descriptors()
+        async def main():
+            print(await ask())
+        asyncio.run(main())
+        asyncio.run(client.aclose())
+        for _ in range(100):
+            if descriptors() <= ours + 1:
+                break
+            time.sleep(0.02)
+        print(descriptors() <= ours + 1)
+    """)
+    assert out == ["ok", "True"]
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_two_threads_with_loops_and_clients_of_their_own_do_not_meet(kind):
+    out = run(f"""
+        said = []
+        asking = [over("{kind}") for _ in range(2)]
+        def work(client, ask):
+            async def main():
+                async with client:
+                    for _ in range(10):
+                        said.append(await ask())
+            asyncio.run(main())
+        threads = [threading.Thread(target=work, args=each) for each in asking]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(said == ["ok"] * 20)
+    """)
+    assert out == ["True"]
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_one_client_in_two_threads_with_loops_is_one_clear_error_and_stays_good_at_home(kind):
+    out = run(f"""
+        client, ask = over("{kind}")
+        async def stranger():
+            try:
+                await ask()
+            except stormline.errors.LocalProtocolError as error:
+                print("another event loop" in str(error), isinstance(error, httpx2.LocalProtocolError))
+        async def main():
+            print(await ask())
+            for _ in range(3):
+                await asyncio.to_thread(asyncio.run, stranger())
+                print(await ask())
+        asyncio.run(main())
+    """)
+    assert out == ["ok"] + ["True", "True", "ok"] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_interpreter_ends_well_with_a_client_of_a_module_still_open(kind):
+    out = run(f"""
+        client, ask = over("{kind}")
+        async def main():
+            print(await ask())
+            asyncio.ensure_future(ask())  # and a request in flight, left behind with the loop
+            await asyncio.sleep(0)
+        asyncio.run(main())
+        print("end", flush=True)
+    """)
+    assert out == ["ok", "end"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_child_after_fork_uses_the_parent_s_asynchronous_client_on_a_loop_of_its_own(kind):
+    """The child starts anew; neither what it says nor its end may reach the parent's connections."""
+    out = run(
+        f"""
+        client, ask = over("{kind}")
+        loop = asyncio.new_event_loop()
+        print(loop.run_until_complete(ask()), flush=True)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = 0 if asyncio.run(ask()) == "ok" else 2
+                gc.collect()
+            finally:
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        connections = lambda: client._storm._runtime._pool.open_connections
+        before = connections()
+        print(loop.run_until_complete(ask()), connections() == before)
+        loop.run_until_complete(client.aclose())
+        loop.close()
+        """
+    )
+    assert out == ["ok", "0", "ok", "True"]
+
+
+@pytest.mark.parametrize("module", ["httpx2", "httpx"])
+def test_transport_under_either_client_is_used_in_three_loops_and_left_open(module):
+    out = run(f"""
+        import {module}
+        origin = serve()
+        client = {module}.AsyncClient(transport=stormline.AsyncTransport())
+        async def main():
+            print((await client.get(origin.url())).text)
+        for _ in range(3):
+            asyncio.run(main())
+        sync = {module}.Client(transport=stormline.Transport())
+        print(sync.get(origin.url()).text)
+    """)
+    assert out == ["ok"] * 4
