@@ -144,7 +144,7 @@ class TestStale:
         assert climb(ladder("POST"), Outcome(maybe_delivered=True, reused=True))[1] is None
 
     def test_each_step_has_its_own_stale_connection(self):
-        steps = climb(ladder(), *[self.STALE] * 4)
+        steps = climb(ladder(), *[self.STALE] * 3)
         assert [(step.means, step.fresh) for step in steps if step] == [
             (Means.LONG, False), (Means.LONG, True), (Means.DIRECT, False), (Means.DIRECT, True),
         ]  # fmt: skip

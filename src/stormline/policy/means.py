@@ -80,7 +80,7 @@ class Ladder:
 
     @property
     def tries(self) -> int:
-        """Steps given so far, those after a refusal left out."""
+        """Steps given so far, those after a refusal or over a fresh connection instead of a stale one left out."""
         return self._tries
 
     @property
@@ -104,9 +104,8 @@ class Ladder:
             # A server that ends its connections after ten requests refuses what comes beyond: the same, elsewhere.
             self._refusals += 1
             return last
-        if outcome.reused and not last.fresh and self._tries < limits.ATTEMPTS_MAX:
-            # The connection was stale, which says nothing of the means: once more on a fresh one.
-            self._tries += 1
+        if outcome.reused and not last.fresh:
+            # The connection was stale, which says nothing of the means: once more on a fresh one, at no other's cost.
             self._last = replace(last, fresh=True)
             return self._last
         return self._take(None if outcome.final else last)

@@ -95,6 +95,12 @@ class _Names:
             raise socket.gaierror(socket.EAI_NONAME, "no such name in this test")
         return found
 
+    def doubt(self, host: str) -> None:
+        """Nothing to doubt."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
 
 @pytest.fixture(name="names")
 def _names() -> Callable[..., Outside]:

@@ -312,7 +312,6 @@ async def test_streamed_body_that_was_read_from_is_not_sent_again_and_the_error_
     assert (books.arrived["POST"], books.acted["POST"]) == (1, 0)
 
 
-@pytest.mark.xfail(strict=True, reason="only a connection that stood before is replaced: the origin gets one try")
 @pytest.mark.parametrize("script", UNTOUCHED)
 async def test_request_turned_away_on_a_fresh_connection_goes_again_too(server, client, books, script):
     """A server that restarts says GOAWAY to whoever comes, also to the first request; nothing of it was processed."""
@@ -518,13 +517,14 @@ async def test_all_means_dying_end_in_one_error_that_keeps_the_doubt(everywhere,
     assert got == dict.fromkeys(METHODS, "in doubt")
     for method in METHODS:
         if may_go_again(method, keyed):
-            assert 2 <= books.arrived[method] <= limits.ATTEMPTS_MAX
+            assert (
+                2 <= books.arrived[method] <= 2 * limits.ATTEMPTS_MAX
+            )  # each once more where its connection was only stale
         else:
             assert books.arrived[method] == 1
         assert set(books.keys[method]) == ({"order-1"} if keyed else {None})
 
 
-@pytest.mark.xfail(strict=True, reason="second tries on fresh connections use up the attempts of the other means")
 async def test_read_reaches_the_last_means_although_kept_connections_died_at_all_others(
     server, planned, names, trust, books
 ):
@@ -589,7 +589,6 @@ async def test_synchronous_clients_keep_the_rule(server, books, module, trust):
     assert books.arrived == {method: 2 if method in READS else 1 for method in METHODS}
 
 
-@pytest.mark.xfail(strict=True, reason="the request extension `stormline.retries` is not there yet")
 @pytest.mark.parametrize("script", IN_DOUBT)
 @pytest.mark.parametrize("carrier", CARRIERS)
 async def test_caller_can_forbid_that_reads_go_again(server, client, books, carrier, script):
