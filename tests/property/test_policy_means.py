@@ -7,7 +7,7 @@ from stormline.core import limits
 from stormline.core.values import Address
 from stormline.policy.means import Means, Outcome, Step, plan
 
-ORIGINS = tuple(Step(Means.IP_DIRECT, Address(f"192.0.2.{n}", 443)) for n in range(1, 4))
+ORIGINS = tuple(Step(Means.IP_DIRECT, (Address(f"192.0.2.{n}", 443),)) for n in range(1, 4))
 
 outcomes = st.builds(
     Outcome,
@@ -43,7 +43,7 @@ def test_ladder_keeps_its_rules_whatever_happens(method, has_key, long, long_las
             assert step is None
         if step is not None and step.fresh:
             assert outcome.reused or outcome.untouched
-            assert (step.means, step.address) == (before.means, before.address)
+            assert (step.means, step.addresses) == (before.means, before.addresses)
             assert not before.fresh or outcome.untouched
     given_steps = [step for step in steps if step is not None]
     assert made.tries <= limits.ATTEMPTS_MAX

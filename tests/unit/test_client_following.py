@@ -10,7 +10,6 @@ from stormline.client.following import FollowedBody, MemoryBody
 from stormline.client.lanes import Reply
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
-from stormline.core.values import Address
 
 
 class Script:
@@ -41,7 +40,7 @@ class Script:
 
 def reply(source, *, status=200, **fields):
     headers = tuple((name.replace("_", "-").encode(), value.encode()) for name, value in fields.items())
-    return Reply(status, b"", "HTTP/1.1", headers, source, Address("192.0.2.1", 443), "h1", False)
+    return Reply(status, b"", "HTTP/1.1", headers, source, None, "h1", False)
 
 
 def following(first, *later):

@@ -134,7 +134,7 @@ async def test_lane_beside_it_that_fails_leaves_the_first_alone(run):
 
 async def test_two_answers_at_once_give_one_and_the_other_is_let_go(run):
     made = await run()
-    call, first, (one, two), _ = await start(made, others=2)
+    call, _first, (one, two), _ = await start(made, others=2)
     one.answers()
     two.answers()
     assert await call is one.reply

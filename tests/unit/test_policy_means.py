@@ -6,7 +6,7 @@ from stormline.core import limits
 from stormline.core.values import Address
 from stormline.policy.means import Means, Outcome, Step, plan
 
-ORIGINS = tuple(Step(Means.IP_DIRECT, Address(f"192.0.2.{n}", 443)) for n in range(1, 4))
+ORIGINS = tuple(Step(Means.IP_DIRECT, (Address(f"192.0.2.{n}", 443),)) for n in range(1, 4))
 CERTAIN = Outcome(maybe_delivered=False)
 UNKNOWN = Outcome(maybe_delivered=True)
 
@@ -24,11 +24,11 @@ def ladder(method="GET", *, has_key=False, **change):
 class TestPlan:
     def test_order_is_long_then_numbered_then_dns(self):
         steps = climb(ladder(origins=ORIGINS[:2]), CERTAIN, CERTAIN, CERTAIN)
-        assert [(step.means, step.address) for step in steps] == [
-            (Means.LONG, None),
-            (Means.IP_DIRECT, ORIGINS[0].address),
-            (Means.IP_DIRECT, ORIGINS[1].address),
-            (Means.DIRECT, None),
+        assert [(step.means, step.addresses) for step in steps] == [
+            (Means.LONG, ()),
+            (Means.IP_DIRECT, ORIGINS[0].addresses),
+            (Means.IP_DIRECT, ORIGINS[1].addresses),
+            (Means.DIRECT, ()),
         ]
 
     def test_long_that_just_failed_comes_last(self):

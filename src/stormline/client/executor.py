@@ -141,6 +141,7 @@ class Executor:
                 reply = await run.first(self._try(lane))
             except Failed as failed:
                 error = failed.error
+                _tell_where(lane)
                 run.trace.attempt_failed(error)
                 worst = _worse(worst, error)
                 step = await self._after_failure(run, failed)
@@ -320,7 +321,7 @@ class Executor:
             return
         other = Lane(run, step, self._watch, quiet=True)
         other.newer_than = lane.asked_at
-        other.note(f"try {step.means}{f' at {step.address}' if step.address else ''}")
+        other.note(f"try {step.means}{_where(step)}")
         run.trace.handed_down(run.shape.request_bytes)
         run.beside(self._run_beside(other), functools.partial(_beside_failed, other))
 
@@ -381,9 +382,8 @@ class Executor:
         request = run.request
         run.request = replace(request, headers=(*request.headers, *fields))
         try:
-            step = run.ladder.next(Outcome(maybe_delivered=True))
-            verdict = self._steering.may_retry(request.host, heard=True)
-            while step is not None and verdict.allowed and run.remaining() > 0:
+            step = await self._after_answer(run, 0.0)
+            while step is not None and run.remaining() > 0:
                 run.trace.note(f"the body broke off; asking again{' for the rest' if fields else ''}")
                 run.trace.attempt(step)
                 lane = Lane(run, step, self._watch, quiet=True)
@@ -393,6 +393,7 @@ class Executor:
                     self._be_patient(run, reply.source)
                     return reply
                 except Failed as failed:
+                    _tell_where(lane)
                     run.trace.attempt_failed(failed.error)
                     step = await self._after_failure(run, failed)
                 finally:
@@ -503,7 +504,7 @@ class Executor:
                 body_deadline_s=limits.CALL_DEADLINE_MAX_S,
                 connect_timeout_s=run.limits.connect_timeout_s,
                 read_timeout_s=run.limits.read_timeout_s if run.limits.read_timeout_s is not None else math.inf,
-                addresses=(step.address,) if step.address is not None else None,
+                addresses=step.addresses or None,
                 server_name=step.server_name or None,
                 newer_than=lane.newer_than,
                 left=run.left,
@@ -593,14 +594,25 @@ def _has_key(request: HttpRequest) -> bool:
 
 
 def _origins(endpoints: "tuple[Endpoint, ...]", request: HttpRequest) -> tuple[Step, ...]:
-    """Give the steps to the origin's own addresses; they speak TLS for the standard port's service, and no other."""
+    """Give the steps to the origin's own addresses; they speak TLS for the standard port's service, and no other.
+
+    Addresses that go by the same name are raced together, and tried as often as there are of them.
+    """
     if request.scheme != "https":
         return ()
-    return tuple(
-        Step(Means.IP_DIRECT, address, each.server_name)
-        for each in endpoints
-        if each.carrier == _H1 and request.port in (443, each.port) and (address := Address(each.host, each.port)).is_ip
-    )
+    places: dict[str, list[Address]] = {}
+    for each in endpoints:
+        if (
+            each.carrier == _H1
+            and request.port in (443, each.port)
+            and (address := Address(each.host, each.port)).is_ip
+        ):
+            places.setdefault(each.server_name, []).append(address)
+    return tuple(Step(Means.IP_DIRECT, tuple(addresses), name) for name, addresses in places.items() for _ in addresses)
+
+
+def _where(step: Step) -> str:
+    return f" at {', '.join(map(str, step.addresses))}" if step.addresses else ""
 
 
 def _long_headers(request: HttpRequest) -> tuple[tuple[str, str], ...]:
@@ -625,6 +637,14 @@ def _worse(first: errors.TransportError | None, second: errors.TransportError) -
     if first.maybe_delivered is not second.maybe_delivered:
         return first if first.maybe_delivered else second
     return first if first.phase.reached(second.phase) else second
+
+
+def _tell_where(lane: Lane) -> None:
+    """Tell the trace on which connection an attempt failed, where it came to one."""
+    held = lane.held
+    if held is not None and held.peer is not None:
+        carrier = _H2 if held.shared is not None else _H1
+        lane.run.trace.failed_on(str(held.peer), carrier, reused=not lane.dialled)
 
 
 def _tell(trace: CallTrace, reply: Reply) -> None:

@@ -54,7 +54,8 @@ class CallTrace:
         self._attempt = AttemptRecord(means=step.means.value, start_ms=(self._attempt_start - self._start) * 1000)
         self.record.attempts.append(self._attempt)
         self.record.means = step.means.value
-        self.note(f"try {step.means}{f' at {step.address}' if step.address else ''}")
+        where = f" at {', '.join(map(str, step.addresses))}" if step.addresses else ""
+        self.note(f"try {step.means}{where}")
 
     def connected(self, address: str, carrier: str, *, reused: bool) -> None:
         """The step runs over this connection."""
@@ -63,6 +64,11 @@ class CallTrace:
         self.record.address = address
         self.record.family = _family(address)
         self.note(f"{'reuse' if reused else 'connected'} {carrier} {address}")
+
+    def failed_on(self, address: str, carrier: str, *, reused: bool) -> None:
+        """The step that is about to fail was on this connection."""
+        if self._attempt is not None:
+            self._attempt.address, self._attempt.carrier, self._attempt.reused = address, carrier, reused
 
     def attempt_failed(self, error: BaseException) -> None:
         """The step failed, or the caller gave up in it."""

@@ -30,13 +30,13 @@ class Step:
 
     Attributes:
         means: the way.
-        address: the origin's address, None to let the means find one.
+        addresses: the origin's addresses, best first, which are raced; empty to let the means find some.
         server_name: name for SNI and certificate, empty for the request's own host.
         fresh: over a connection of its own making, none that stood before.
     """
 
     means: Means
-    address: Address | None = None
+    addresses: tuple[Address, ...] = ()
     server_name: str = ""
     fresh: bool = False
 
@@ -149,7 +149,8 @@ def plan(
         long: dispatch serves the host over the long connection, and the gateway has not refused us for good.
         long_last: the long connection has just failed and is left alone for a while: the other means come first, and
             it waits that while out.
-        origins: the origin's own addresses from dispatch, as `IP_DIRECT` steps, best first.
+        origins: the origin's own addresses from dispatch, as `IP_DIRECT` steps, best first: one for each try it is
+            worth, as a step that failed on one address leaves it to the next step to take another.
         disabled: means switched off by dispatch or by the caller.
         method: HTTP method.
         has_key: the request carries an idempotency key.
