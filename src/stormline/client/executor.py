@@ -21,6 +21,7 @@ from stormline.core.clock import Rng
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.outbound.dial import OpenTcp
+from stormline.outbound.held import Held
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.outbound.pool import HttpPool
 from stormline.outbound.proxy import forwarded
@@ -350,13 +351,18 @@ class Executor:
         run.asked_at = None
         run.bytes_down = _length(reply.headers)
         began = self._loop.time()
+        watch: _StreamWatch | None = None
         if streams:
             source.patience(known.stream_timeout_s if known.stream_timeout_s is not None else math.inf)
+            if reply.held is not None:
+                watch = _StreamWatch(self._steering, self._pool, reply.held)
         elif may_resume:
             self._be_patient(run, source)
 
         def ended(size: int, whole: bool) -> None:
             self._steering.leave(run)
+            if watch is not None:
+                watch.end()
             if whole and not streams:
                 self._learn(run, reply, body_s=self._loop.time() - began, answer_bytes=size)
 
@@ -487,7 +493,7 @@ class Executor:
                 (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in reply.headers
             ),
             source=LongBody(call, run.limits.read_timeout_s),
-            peer=None,
+            held=None,
             carrier=_LONG_TLS,
             reused=stood,
         )
@@ -523,18 +529,19 @@ class Executor:
             response.http_version,
             tuple(response.headers),
             response.source,
-            response.peer,
+            lane.held,
             carrier,
             response.reused,
         )
 
     def _learn(self, run: Run, reply: Reply, *, body_s: float, answer_bytes: int | None) -> None:
         """Learn from an answer that came whole: from some in a second of each host."""
-        if reply.peer is None or not self._steering.samples(run.request.host):
+        peer = None if reply.held is None else reply.held.peer
+        if peer is None or not self._steering.samples(run.request.host):
             return
         self._steering.answered(
             run,
-            reply.peer,
+            peer,
             first_byte_s=run.first_byte_s,
             body_s=body_s,
             answer_bytes=max(0, _length(reply.headers)) if answer_bytes is None else answer_bytes,
@@ -557,6 +564,39 @@ class Executor:
                 run.left.add(held.peer)
         silent = isinstance(error, errors.DeadlineExceeded) and not lane.heard()
         return Failed(error, reused=reused, untouched=untouched, heard=not silent)
+
+
+class _StreamWatch:
+    """Sees to it that an answer which may be silent for hours is not waited for on a connection that is dead.
+
+    Silence is no failure of a stream; but a connection that does not answer a ping is closed, which ends it.
+    """
+
+    __slots__ = ("_held", "_loop", "_pool", "_steering", "_timer")
+
+    def __init__(self, steering: Steering, pool: HttpPool, held: Held) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._steering = steering
+        self._pool = pool
+        self._held = held
+        self._timer = self._loop.call_later(limits.STALL_LIVENESS_S, self._look)
+
+    def _look(self) -> None:
+        held = self._held
+        decision = self._steering.look_idle(held)
+        if decision.action is Action.PROBE:
+            held.probe()
+        elif decision.action is Action.GIVE_UP:
+            stream = held.stream
+            self._pool.leave(lambda each: each is stream)
+            return
+        asked = held.probe_age_s(self._loop.time()) is not None
+        again_s = limits.HEARTBEAT_ANSWER_S if asked else decision.look_again_s
+        self._timer = self._loop.call_later(again_s, self._look)
+
+    def end(self) -> None:
+        """The stream is over."""
+        self._timer.cancel()
 
 
 async def _head(call: "LinkCall", run: Run) -> "ReplyReceived":
@@ -649,8 +689,8 @@ def _tell_where(lane: Lane) -> None:
 
 def _tell(trace: CallTrace, reply: Reply) -> None:
     """Tell the trace whose answer it is."""
-    if reply.peer is not None:
-        trace.connected(str(reply.peer), reply.carrier, reused=reply.reused)
+    if reply.held is not None:
+        trace.connected(str(reply.held.peer), reply.carrier, reused=reply.reused)
     trace.answered(reply.status)
 
 

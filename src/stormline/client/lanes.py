@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from stormline.client.answer import RequestBody
 from stormline.client.trace import CallTrace
 from stormline.core import errors
-from stormline.core.values import Address
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.policy.means import Ladder, Step
 from stormline.policy.shape import RequestShape
 
 if TYPE_CHECKING:
+    from stormline.core.values import Address
     from stormline.outbound.held import Held
 
 
@@ -67,7 +67,7 @@ class Reply(NamedTuple):
     Attributes:
         status, reason, http_version, headers: as `Answer`.
         source: the body.
-        peer: who answered; None over the long connection.
+        held: the connection it came over; None for the long connection.
         carrier: `h1`, `h2`, `sl-tls`.
         reused: the connection had stood before.
     """
@@ -77,7 +77,7 @@ class Reply(NamedTuple):
     http_version: str
     headers: Headers
     source: BodySource
-    peer: Address | None
+    held: "Held | None"
     carrier: str
     reused: bool
 

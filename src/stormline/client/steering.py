@@ -191,6 +191,22 @@ class Steering:
             ),
         )
 
+    def look_idle(self, held: "Held") -> stall.Decision:
+        """Decide what the silence of a connection calls for that owes nothing at the moment."""
+        now = self._loop.time()
+        silent_s = now - held.heard_at
+        return stall.plan(
+            stall.Silence(
+                waited_s=silent_s,
+                heard_age_s=silent_s,
+                expecting=False,
+                can_probe=held.can_probe,
+                probe_age_s=held.probe_age_s(now),
+                may_fresh=False,
+            ),
+            stall.Link(),
+        )
+
     def room(self, host: str) -> bool:
         """Say whether a second connection would cost nobody an answer now."""
         now = self._loop.time()
