@@ -30,6 +30,7 @@ class Config:
         retry_statuses: answers to reads, and to writes with an `Idempotency-Key`, that are asked again after a pause,
             that of their `Retry-After` where they have one: what a server says that is too busy or failed for a moment.
             The last such answer is given to the caller. Empty: every answer is final.
+        mptcp: ask for Multipath TCP (RFC 8684) where the kernel has it; plain TCP where it or the server has not.
         http2: offer HTTP/2 to origins that are asked directly.
         report: send each call's timeline to the platform's APM. It holds host, path, times and outcome; no query
             values, headers, bodies or credentials.
@@ -48,6 +49,7 @@ class Config:
     business: str = ""
     disabled: frozenset[str] = frozenset()
     retry_statuses: frozenset[int] = frozenset({429, 500, 502, 503, 504})
+    mptcp: bool = False
     http2: bool = True
     report: bool = True
     store: Path | None = None

@@ -1,10 +1,11 @@
 """What a client takes from the machine it runs on. Simulation brings another machine; nothing else differs."""
 
+import functools
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from stormline.core.clock import Clock, Rng
 from stormline.net import trust
@@ -27,6 +28,9 @@ class Trust(Protocol):
         ...
 
 
+_open_mptcp: Final[OpenTcp] = functools.partial(open_tcp, mptcp=True)
+
+
 class Names(AddressSource, Protocol):
     """Turns names into addresses for one client; `net.resolve.Resolver` is one."""
 
@@ -43,6 +47,7 @@ class Outside:
         clock: time.
         rng: chance.
         open_tcp: connects to one address.
+        open_mptcp: the same by Multipath TCP where there is any.
         trust: makes TLS contexts.
         is_assigned: says whether an address is one of the machine's own now.
         resolver: makes what turns names into addresses; each client has one of its own.
@@ -52,6 +57,7 @@ class Outside:
     clock: Clock = field(default_factory=SystemClock)
     rng: Rng = field(default_factory=SystemRng)
     open_tcp: OpenTcp = open_tcp
+    open_mptcp: OpenTcp = _open_mptcp
     trust: Trust = trust
     is_assigned: Callable[[str], bool] = is_assigned
     resolver: Callable[[], Names] = Resolver

@@ -18,6 +18,7 @@ from stormline.client.outside import REAL, Outside
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.core import errors, ids, limits
+from stormline.net.sessions import TlsSessions
 from stormline.net.stream import Stream
 from stormline.outbound import proxy_rules
 from stormline.outbound.dial import Advice, Dialer
@@ -86,7 +87,8 @@ class Runtime:
         )
 
     def _dialer(self, context: ssl.SSLContext, advice: Advice | None = None, *, roles: bool = False) -> Connector:
-        dialer = Dialer(self._resolver, context, open_tcp=self._outside.open_tcp, advice=advice)
+        open_tcp = self._outside.open_mptcp if self.config.mptcp else self._outside.open_tcp
+        dialer = Dialer(self._resolver, context, open_tcp=open_tcp, advice=advice, sessions=TlsSessions())
         if not self._proxies:
             return dialer
         return ProxyDialer(dialer, self._proxies, context=context, resolver=self._resolver, by_name=not roles)

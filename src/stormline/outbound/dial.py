@@ -13,6 +13,7 @@ from typing import Protocol
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
+from stormline.net.sessions import TlsSessions
 from stormline.net.stream import Stream, TcpStream, open_tcp, reason_of, start_tls
 from stormline.outbound.race import Advice as Advice
 from stormline.outbound.race import OpenTcp as OpenTcp
@@ -25,6 +26,10 @@ class AddressSource(Protocol):
 
     async def resolve(self, host: str, port: int) -> tuple[Address, ...]:
         """Give the addresses of a name; raises OSError, or TimeoutError where its own patience ended."""
+        ...
+
+    def doubt(self, host: str) -> None:
+        """Take note that none of the addresses it gave for a name worked."""
         ...
 
 
@@ -82,6 +87,7 @@ class Dialer:
         open_tcp: connects to one address; cancelled or failed it leaves nothing behind.
         advice: says in which order and how patiently addresses are tried, and is told what became of them; None:
             families in turn, the default `Pace`.
+        sessions: TLS sessions to resume and to keep; None: every handshake is a full one.
     """
 
     def __init__(
@@ -92,10 +98,12 @@ class Dialer:
         stagger_s: float = limits.CONNECT_STAGGER_S,
         open_tcp: OpenTcp = open_tcp,
         advice: Advice | None = None,
+        sessions: TlsSessions | None = None,
     ) -> None:
         self._resolver = resolver
         self._context = context
         self._open_tcp = open_tcp
+        self._sessions = sessions
         self._advice = _NoAdvice(stagger_s) if advice is None else advice
 
     async def dial(
@@ -140,7 +148,7 @@ class Dialer:
         name = server_name or host
 
         async def shake(raw: TcpStream) -> Stream:
-            return await start_tls(raw, self._context, name)
+            return await start_tls(raw, self._context, name, sessions=self._sessions, port=port)
 
         race = Race(host, self._advice, self._open_tcp, shake if tls else None, on_stage=on_stage, on_note=on_note)
         try:
@@ -149,9 +157,15 @@ class Dialer:
                 order = self._advice.order(host, given, left)[: limits.DIAL_CANDIDATES_MAX]
                 race.enter(Phase.CONNECT)
                 return await race.run(order, self._advice.pace(host))
+        except (errors.ConnectError, errors.TlsError):
+            if addresses is None:
+                self._resolver.doubt(host)
+            raise
         except TimeoutError as error:
             if not timeout.expired():
                 raise
+            if addresses is None and race.phase is not Phase.RESOLVE:
+                self._resolver.doubt(host)
             race.tell_timed_out()
             story = race.story() or "no address failed"
             raise errors.DeadlineExceeded(

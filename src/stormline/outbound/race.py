@@ -159,10 +159,12 @@ class Race:
         self._failures: dict[Address, Exception] = {}  # the last of each address
         self._told: set[Address] = set()  # failures that `advice` knows
         self._repeats: dict[Address, int] = {}
+        self._knocked: dict[Address, float] = {}  # when each was last started, also where that failed at once
         self._rounds = 1
         self._round_at = -math.inf  # when this round began or is to begin
         self._start_at = -math.inf  # when the next of those that wait is started, if none fails before
         self._wake: asyncio.Future[float] | None = None
+        self._now = -math.inf
         self._due = math.inf  # until when the race sleeps
         self.phase = Phase.QUEUED
 
@@ -208,7 +210,7 @@ class Race:
 
     def tell_timed_out(self) -> None:
         """Tell the advice which addresses were silent for long enough to be worth it when the time was over."""
-        now = self._loop.time()
+        now = self._time()
         for address in dict.fromkeys(racer.address for racer in self._left):
             racers = [racer for racer in self._left if racer.address == address]
             signs = [racer.sign_at for racer in racers if racer.raw is not None]
@@ -219,15 +221,17 @@ class Race:
     # -- the race -----------------------------------------------------------------------------------------------------
     async def _watch(self) -> _Racer:
         """Do what is due and sleep until more is, until one has won or all have said no."""
-        now = self._start_at = self._round_at = self._loop.time()
+        now = self._start_at = self._round_at = self._time()
         self._waiting.extend(self._order)
         self._start_due(now, at_once=False)
         while self._live or self._waiting:
             now = await self._sleep()
             lost: list[Exception] = []
             for racer in [each for each in self._live if each.task.done()]:
-                error = racer.task.exception()
+                if racer not in self._live:
+                    continue  # dismissed a moment ago, with one that failed like it
                 del self._live[racer]
+                error = racer.task.exception()
                 if error is None:
                     return racer
                 if not isinstance(error, (OSError, _TlsFailed)):
@@ -243,7 +247,7 @@ class Race:
 
     async def _connect(self, racer: _Racer) -> Stream:
         raw = racer.raw = await self._open_tcp(racer.address)
-        racer.up_at = self._loop.time()
+        racer.up_at = self._time()
         if self._shake is None:
             return raw
         for other in self._live:
@@ -261,14 +265,19 @@ class Race:
             failure = _TlsSilent if isinstance(error, TimeoutError) else _TlsFailed
             raise failure(reason_of(error)) from error
 
+    def _time(self) -> float:
+        """Give the loop's time, and never less than before: what was due may be a little ahead of a coarse clock."""
+        self._now = max(self._now, self._loop.time())
+        return self._now
+
     async def _sleep(self) -> float:
         """Wait until a racer ended or something is due; give the time, never before what was due."""
         self._due = self._next_due()
         self._wake = self._loop.create_future()
         timer = None if self._due == math.inf else self._loop.call_at(self._due, self._poke, self._due)
         try:
-            # A timer may fire a little early (uvloop counts milliseconds): its time has come all the same.
-            return max(await self._wake, self._loop.time())
+            self._now = max(self._now, await self._wake)  # timers may fire a little early: the time has come
+            return self._time()
         finally:
             self._wake = None
             if timer is not None:
@@ -306,6 +315,7 @@ class Race:
         racer.task = asyncio.create_task(self._connect(racer), name=f"connect {address}")
         racer.task.add_done_callback(self._ended)
         self._live[racer] = None
+        self._knocked[address] = now
 
     def _start_due(self, now: float, *, at_once: bool) -> None:
         """Start those whose turn it is; the first one `at_once` where another has just failed."""
@@ -354,7 +364,7 @@ class Race:
         """Give for each address on its way when one of its racers last showed life or was last given the chance to."""
         signs: dict[Address, float] = {}
         for racer in self._live:
-            signs[racer.address] = max(signs.get(racer.address, -math.inf), racer.sign_at)
+            signs[racer.address] = max(signs.get(racer.address, self._knocked[racer.address]), racer.sign_at)
         return signs
 
     # -- the gate -----------------------------------------------------------------------------------------------------
@@ -445,7 +455,7 @@ class Race:
     def _tell_won(self, winner: _Racer) -> None:
         repeats = f", {sum(self._repeats.values())} repeats" if self._repeats else ""
         self._on_note(f"connected to {winner.address}, {len(self._failures)} failed before{repeats}")
-        tls_s = None if winner.tls_at is None else self._loop.time() - winner.tls_at
+        tls_s = None if winner.tls_at is None else self._time() - winner.tls_at
         self._advice.connected(self._host, winner.address, connect_s=winner.up_at - winner.began_at, tls_s=tls_s)
         for address in dict.fromkeys(racer.address for racer in self._live):
             if address != winner.address and address not in self._told:
