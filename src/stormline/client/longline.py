@@ -371,9 +371,9 @@ class LongLine:
 
     def network_changed(self, gone: Callable[[Stream], bool]) -> None:
         """Leave a link whose local address is gone, and ask any other for a sign of life; no back-off holds us up."""
-        self._reconnect.reset()
         for link in [*self._leaving, *([self._link] if self._link is not None else [])]:
             link.network_changed(gone)
+        self._reconnect.reset()  # after them: a link that ends here plans its return, and there is nothing to wait for
 
     def abandon(self) -> None:
         """Drop everything at once, without a word; also for a line whose event loop is closed."""

@@ -257,6 +257,41 @@ def test_child_after_fork_works_and_the_parent_goes_on():
     assert out == ["ok", "0", "ok"]
 
 
+def test_fork_with_requests_under_way_leaves_them_to_the_parent():
+    out = run(
+        """
+        import concurrent.futures
+        asked, go_on = threading.Semaphore(0), threading.Event()
+        async def answer(request, writer):
+            if request.target == "/slow":
+                asked.release()
+                await asyncio.to_thread(go_on.wait)
+            writer.write(plain(request.target.encode()))
+        origin = serve(answer)
+        client = stormline.Client()
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            slow = [threads.submit(client.get, origin.url("/slow")) for _ in range(3)]
+            for _ in slow:
+                asked.acquire()
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    code = 0 if client.get(origin.url("/child")).text == "/child" else 2
+                    client.close()
+                    gc.collect()
+                finally:
+                    os._exit(code)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            go_on.set()
+            print(*[each.result().text for each in slow])
+        print(client.get(origin.url("/after")).text, origin.counts["GET"])
+        client.close()
+        """
+    )
+    assert out == ["0", "/slow", "/slow", "/slow", "/after", "5"]
+
+
 def test_interrupt_ends_a_synchronous_call_and_the_client_goes_on():
     out = run("""
         async def answer(request, writer):
