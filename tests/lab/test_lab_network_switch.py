@@ -353,9 +353,6 @@ def test_switch_that_nobody_tells_costs_only_what_went_before_it_was_noticed(dev
     assert old_ones(device.say("state"), CELL) == 0
 
 
-@pytest.mark.xfail(
-    reason="a silent long connection has no lane beside it, and is asked only when a call has used up its time"
-)
 def test_switch_that_nobody_tells_costs_the_long_connection_no_call(device: Device) -> None:
     warm(device)
     device.switch(WIFI, CELL)

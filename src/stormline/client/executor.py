@@ -20,6 +20,7 @@ from stormline.core import errors, limits
 from stormline.core.clock import Rng
 from stormline.core.phase import Phase
 from stormline.core.values import Address
+from stormline.net.stream import Stream
 from stormline.outbound.dial import OpenTcp
 from stormline.outbound.held import Held
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
@@ -65,6 +66,7 @@ class Executor:
         scheduling: plans of a platform.
         longline: its long connection.
         proxies: which requests go through a proxy.
+        left: says whether the machine has lost the address of a silent connection; then all such are closed already.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Executor:
         scheduling: "Scheduling | None",
         longline: "LongLine | None",
         proxies: ProxyRules = DIRECT,
+        left: Callable[[Stream], bool] = lambda stream: False,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -88,6 +91,7 @@ class Executor:
         self._scheduling = scheduling
         self._longline = longline
         self._proxies = proxies
+        self._left = left
         self._open_tcp = open_tcp
         self._knocking: dict[Address, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -237,6 +241,9 @@ class Executor:
         lane.timer = None
         if held is None or run.over:
             return
+        if held.stream is not None and not lane.heard() and self._left(held.stream):
+            lane.note(f"our address {held.stream.local.host} is gone")
+            return  # it fails at this moment, and is asked again where it may be
         if lane.asked_at is None:
             lane.timer = self._loop.call_later(limits.LOOK_FIRST_S, self._look, lane)  # it is still being sent
             return
@@ -476,7 +483,7 @@ class Executor:
         try:
             if more:
                 call.start_body(body.chunks())
-            reply = await _head(call, run)
+            reply = await _head(call, run, self._left)
         except BaseException as error:
             call.cancel()
             if isinstance(error, errors.CallError):
@@ -599,15 +606,17 @@ class _StreamWatch:
         self._timer.cancel()
 
 
-async def _head(call: "LinkCall", run: Run) -> "ReplyReceived":
+async def _head(call: "LinkCall", run: Run, left: Callable[[Stream], bool]) -> "ReplyReceived":
     """Wait for the answer's head: until the deadline, and no longer in silence than the read timeout.
 
     Pieces of our own body that leave break the silence: an upload may take longer than any one wait.
     """
+    looked = False
     while True:
         until = run.silent_until(call.quiet_since)
+        look_at = until if looked else min(until, call.quiet_since + limits.LOOK_FIRST_S)
         try:
-            async with asyncio.timeout_at(until) as timeout:
+            async with asyncio.timeout_at(look_at) as timeout:
                 if not call.sending:
                     await call.left()
                 run.trace.enter(Phase.FIRST_BYTE)
@@ -615,6 +624,10 @@ async def _head(call: "LinkCall", run: Run) -> "ReplyReceived":
         except TimeoutError as error:
             if not timeout.expired():
                 raise  # of the body's source
+            if look_at < until:
+                looked = True
+                left(call.stream)  # where that closes it, the next wait says so
+                continue
             if run.silent_until(call.quiet_since) > until:
                 continue
             call.doubt()

@@ -102,6 +102,11 @@ class LinkCall:
         self._link.check()
 
     @property
+    def stream(self) -> Stream:
+        """The bytes below."""
+        return self._link.stream
+
+    @property
     def accepted(self) -> bool:
         """True where its link's session stands, or stood."""
         return self._link.welcome is not None
@@ -244,7 +249,7 @@ class Link:
 
     def __init__(self, stream: Stream, listener: LinkListener, *, heartbeat_s: float = limits.HEARTBEAT_S) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stream = stream
+        self.stream = stream
         self._listener = listener
         self.machine = connection.Connection(Role.CLIENT, self._loop.time(), heartbeat_s=heartbeat_s)
         self.welcome: messages.Welcome | None = None
@@ -316,12 +321,12 @@ class Link:
     @property
     def sent_bytes(self) -> int:
         """Bytes of the session that the kernel has begun to take."""
-        return self._stream.sent_bytes
+        return self.stream.sent_bytes
 
     @property
     def peer(self) -> str:
         """`ip:port` of the gateway."""
-        return str(self._stream.peer)
+        return str(self.stream.peer)
 
     def call(
         self,
@@ -377,7 +382,7 @@ class Link:
 
     def network_changed(self, gone: Callable[[Stream], bool]) -> None:
         """End at once where `gone` says so of the connection below; else ask for a sign of life."""
-        if self.closed is None and gone(self._stream):
+        if self.closed is None and gone(self.stream):
             self._end(e.Closed(Code.OK, "the network is gone", lost=True))
         else:
             self.check()
@@ -413,14 +418,14 @@ class Link:
                 task.cancel()
             self._arm()
         with contextlib.suppress(RuntimeError):
-            self._stream.close()
+            self.stream.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         try:
             while self.closed is None:
-                data = await self._stream.receive()
+                data = await self.stream.receive()
                 if data:
                     self.machine.receive_data(data, self._loop.time())
                 else:
@@ -441,7 +446,7 @@ class Link:
                 await self._out.wait()
                 self._out.clear()
                 while data := self.machine.data_to_send():
-                    await self._stream.send_all(data)
+                    await self.stream.send_all(data)
                 self._drained.set()
         except OSError as error:
             self._end(e.Closed(Code.OK, reason_of(error), lost=True))
@@ -542,12 +547,12 @@ class Link:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             if final:
                 async with asyncio.timeout(limits.CLOSE_FLUSH_S):
-                    await self._stream.send_all(final)
+                    await self.stream.send_all(final)
         except (OSError, TimeoutError, LocalProtocolError):
             pass
         finally:
             self._drained.set()
-            self._stream.close()
+            self.stream.close()
 
     def _lost_error(self, call: LinkCall, closed: e.Closed) -> StormlineError:
         refused = self.welcome is None and closed.by_peer and closed.code != Code.OK

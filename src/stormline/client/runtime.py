@@ -84,6 +84,7 @@ class Runtime:
             scheduling=self.scheduling,
             longline=self.longline,
             proxies=self._proxies,
+            left=self._left,
         )
 
     def _dialer(self, context: ssl.SSLContext, advice: Advice | None = None, *, roles: bool = False) -> Connector:
@@ -216,6 +217,13 @@ class Runtime:
             resends=resends,
             shape=shape,
         )
+
+    def _left(self, stream: Stream) -> bool:
+        """Say whether the address of a silent connection is gone; then the network has changed, and nobody said so."""
+        if self._outside.is_assigned(stream.local.host):
+            return False
+        self.network_changed()
+        return True
 
     def network_changed(self) -> None:
         """Leave what the network that was left behind carried, and doubt the rest; see `AsyncTransport`."""

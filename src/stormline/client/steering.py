@@ -19,6 +19,7 @@ from stormline.policy.shape import Network, Pattern, Queue, RequestShape, server
 from stormline.policy.timeouts import Outcome, TimeoutPolicy, Timeouts
 
 if TYPE_CHECKING:
+    from stormline.net.tcpinfo import TcpInfo
     from stormline.outbound.held import Held
 
 _SYN_RETRY_S: Final = 0.9
@@ -171,7 +172,7 @@ class Steering:
                 waited_s=now - asked_at,
                 heard_age_s=now - held.heard_at,
                 limit_s=limit_s,
-                unacked_bytes=None if info is None else info.unacked_bytes,
+                unacked_bytes=None if info is None else _owed_bytes(info, now - asked_at),
                 backoffs=None if info is None else info.backoffs,
                 rto_s=None if info is None else info.rto_s,
                 ack_age_s=None if info is None else info.ack_age_s,
@@ -305,6 +306,16 @@ class Steering:
     def overloaded(self, host: str, retry_after_s: float | None) -> None:
         """`host` said that it has too much to do."""
         self.budget.observe_overload(host, self._loop.time(), retry_after_s=retry_after_s)
+
+
+def _owed_bytes(info: "TcpInfo", waited_s: float) -> int | None:
+    """Give what the kernel has in vain: bytes not acknowledged, or that it cannot even send as the way out is gone.
+
+    A window that the peer has shut holds bytes back too, but then it answers the probes.
+    """
+    if not info.unacked_bytes and info.notsent_bytes and info.ack_age_s is not None and info.ack_age_s >= waited_s:
+        return info.notsent_bytes
+    return info.unacked_bytes
 
 
 def _candidate(address: Address) -> Candidate:

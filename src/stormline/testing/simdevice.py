@@ -148,6 +148,7 @@ class Device:
             trust=SimTrust(),
             resolver=lambda: Resolver(SimNames(self.host, self._net)),
             environ={},
+            is_assigned=lambda ip: ip in self.host.addresses,
         )
         config = Config(bundle=self._platform.bundle, token=token)
         self._transport = AsyncTransport(config=config, outside=outside)
