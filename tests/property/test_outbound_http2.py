@@ -28,6 +28,7 @@ class MemoryStream:
 
     peer = local = Address("127.0.0.1", 1)
     alpn = "h2"
+    has_unsent = False
 
     def __init__(self, cut, room):
         self._cut, self._room = cut, room
@@ -40,18 +41,22 @@ class MemoryStream:
         self.moved.set()
         self.moved = asyncio.Event()
 
+    def send_nowait(self, data):
+        if self.closed:
+            raise ConnectionAbortedError
+        if len(self.outbox) >= self._room:
+            return 0
+        piece = data[: self._cut]
+        self.outbox += piece
+        self.sent_bytes += len(piece)
+        self._move()
+        return len(piece)
+
     async def send_all(self, data):
         while data:
-            if self.closed:
-                raise ConnectionAbortedError
-            if len(self.outbox) >= self._room:
-                await self.moved.wait()
-                continue
-            self.outbox += data[: self._cut]
-            self.sent_bytes += len(data[: self._cut])
-            data = data[self._cut :]
-            self._move()
-            await asyncio.sleep(0)
+            taken = self.send_nowait(data)
+            data = data[taken:]
+            await (asyncio.sleep(0) if taken else self.moved.wait())
 
     async def receive(self, size_max=65_536):
         while not self.inbox:

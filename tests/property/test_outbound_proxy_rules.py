@@ -31,7 +31,9 @@ _ENTRIES = st.one_of(
 _SECRETS = st.text(st.characters(blacklist_categories=("Cs",)), min_size=1, max_size=40).map("§{}§".format)
 
 
-@given(_JUNK | st.builds("{}://{}@{}:{}".format, st.sampled_from(["http", "socks5", "x"]), _JUNK, _NAMES, _JUNK))
+@given(
+    _JUNK | st.builds("{}://{}@{}:{}".format, st.sampled_from(["http", "https", "socks5", "x"]), _JUNK, _NAMES, _JUNK)
+)
 def test_any_url_is_a_proxy_or_a_config_error(url):
     try:
         proxy = parse_proxy(url)
@@ -42,7 +44,7 @@ def test_any_url_is_a_proxy_or_a_config_error(url):
     assert parse_proxy(f"{proxy.scheme}://{proxy.address}") == Proxy(proxy.scheme, proxy.address)
 
 
-@given(st.sampled_from(["http", "socks5", "socks5h"]), _SECRETS, _SECRETS, _NAMES, _PORTS)
+@given(st.sampled_from(["http", "https", "socks5", "socks5h"]), _SECRETS, _SECRETS, _NAMES, _PORTS)
 def test_credentials_survive_percent_encoding_and_are_never_shown(scheme, username, password, host, port):
     username = username.replace(":", "")
     url = f"{scheme}://{quote(username, safe='')}:{quote(password, safe='')}@{host}:{port}"

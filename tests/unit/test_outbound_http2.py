@@ -154,9 +154,11 @@ class _Breaks:
 
     peer = local = Address("127.0.0.1", 1)
     alpn = "h2"
+    has_unsent = False
 
     def __init__(self, takes):
         self._takes = takes
+        self.broken_at_once = False
         self.sent = b""
         self._broken = asyncio.get_running_loop().create_future()
 
@@ -164,10 +166,16 @@ class _Breaks:
     def sent_bytes(self):
         return len(self.sent)
 
-    async def send_all(self, data):
+    def send_nowait(self, data):
+        if self.broken_at_once:
+            self.close()
+            raise BrokenPipeError
         room = self._takes - len(self.sent)
         self.sent += data[:room]
-        if len(data) > room:
+        return min(room, len(data))
+
+    async def send_all(self, data):
+        if self.send_nowait(data) < len(data):
             self.close()
             raise ConnectionResetError
 
@@ -207,12 +215,40 @@ def _heads(data):
 async def test_exchange_is_maybe_delivered_from_the_first_byte_of_its_stream():
     codec = wire.Http2Codec()
     for number in range(4):
-        codec.open(encode(method="PUT", target=b"/%d" % number, body=b"abc"), ended=False)
+        stream_id = codec.open(encode(method="PUT", target=b"/%d" % number, body=b"abc"), ended=False)
+        if number == 0:  # it finds the connection at rest and goes at once, the others in one piece after it
+            codec.send_data(stream_id, b"abc", ended=True)
     heads = _heads(codec.data_to_send())
     assert len(heads) == 4
     for takes in [offset + more for offset in heads for more in (0, 1, 9, 20)]:
         sent, outcomes = await _outcomes(takes)
         assert len(sent) == takes
         assert [outcome.maybe_delivered for outcome in outcomes] == [takes > offset for offset in heads]
-        assert {type(outcome) for outcome in outcomes} == {errors.WriteError}
-        assert {outcome.phase for outcome in outcomes} == {Phase.SEND}
+        first_is_out = takes >= heads[1]
+        assert type(outcomes[0]) is (errors.ReadError if first_is_out else errors.WriteError)
+        assert outcomes[0].phase is (Phase.FIRST_BYTE if first_is_out else Phase.SEND)
+        assert {type(outcome) for outcome in outcomes[1:]} == {errors.WriteError}
+        assert {outcome.phase for outcome in outcomes[1:] if outcome.maybe_delivered} <= {Phase.SEND}
+
+
+async def test_exchange_that_finds_the_connection_broken_at_once_fails_undelivered():
+    stream = _Breaks(1_000)
+    connection = Http2Connection(stream)
+    await asyncio.sleep(0)  # the writer sends the preface
+    stream.broken_at_once = True
+    with pytest.raises(errors.WriteError) as raised:
+        await send(connection, "PUT", b"/", body=b"abc")
+    assert (raised.value.maybe_delivered, raised.value.phase) == (False, Phase.SEND)
+    assert connection.closed
+
+
+async def test_exchange_at_rest_is_with_the_kernel_before_anything_else_runs():
+    stream = _Breaks(1_000)
+    connection = Http2Connection(stream)
+    task = asyncio.create_task(send(connection, "GET", b"/"))
+    await asyncio.sleep(0)  # the turn in which the task begins
+    assert len(_heads(stream.sent)) == 1
+    task.cancel()
+    await asyncio.wait([task])
+    connection.close()
+    await asyncio.sleep(0)

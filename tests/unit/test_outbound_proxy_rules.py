@@ -29,6 +29,8 @@ def _exempt(no_proxy, host, port=443, scheme="https"):
         ("proxy.test:3128", "http", Address("proxy.test", 3128), None),
         ("  HTTP://Proxy.Test./some/path ", "http", Address("proxy.test", 80), None),
         ("http://proxy.test:", "http", Address("proxy.test", 80), None),
+        ("https://u:p@proxy.test", "https", Address("proxy.test", 443), (b"u", b"p")),
+        ("https://[::1]:8443", "https", Address("::1", 8443), None),
         ("http://[::1]:8080", "http", Address("::1", 8080), None),
         ("socks5://127.0.0.1", "socks5", Address("127.0.0.1", 1080), None),
         ("socks5h://localhost:9", "socks5h", Address("localhost", 9), None),
@@ -52,7 +54,7 @@ def test_proxy_url_is_read_with_its_credentials_decoded(url, scheme, address, cr
     [
         ("", "neither a host name"),
         ("http://", "neither a host name"),
-        ("https://hush:hush@proxy.test", "scheme 'https'"),
+        ("http3://hush:hush@proxy.test", "scheme 'http3'"),
         ("socks4://hush@proxy.test", "scheme 'socks4'"),
         ("ftp://hush@proxy.test", "scheme 'ftp'"),
         ("http://hush:hush@proxy.test:0", "port is 1 to 65535"),
@@ -68,6 +70,7 @@ def test_proxy_url_is_read_with_its_credentials_decoded(url, scheme, address, cr
         ("http://hush:hu/sh@proxy.test", "%2F"),
         ("http://hush:hu#sh@proxy.test", "%2F"),
         ("http://hush%3Ahush:x@proxy.test", "cannot hold ':'"),
+        ("https://hush%3Ahush:x@proxy.test", "cannot hold ':'"),
         ("http://hush:\ud800@proxy.test", "no text"),
         ("http://u:" + "hush" * 64 + "@proxy.test", "at most 255 bytes"),
         ("http://proxy.test/" + "hush" * limits.PROXY_URL_CHARS_MAX, "characters"),
@@ -218,7 +221,7 @@ def test_no_proxy_beyond_its_limit_is_skipped_and_told():
 
 def test_environment_warns_once_per_variable_and_names_no_credential(caplog):
     environ = {
-        "HTTP_PROXY": "https://hush:hush1@proxy.test",
+        "HTTP_PROXY": "socks4://hush:hush1@proxy.test",
         "ALL_PROXY": "http://hush:hush1@proxy.test",
         "NO_PROXY": "a/1,b/2",
     }
@@ -228,7 +231,7 @@ def test_environment_warns_once_per_variable_and_names_no_credential(caplog):
     texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(texts) == 2
     assert "HTTP_PROXY" in texts[0]
-    assert "'https'" in texts[0]
+    assert "'socks4'" in texts[0]
     assert "NO_PROXY: skipped 'a/1' and 1 more" in texts[1]
     assert "hush" not in caplog.text
 
@@ -280,3 +283,4 @@ def test_forwarded_request_keeps_what_is_not_for_an_http_proxy():
     own = ((b"proxy-authorization", b"Bearer x"),)
     assert forwarded(_request(headers=own), explicit(PROXY)).headers == own
     assert forwarded(_request(), explicit("http://proxy.test")).headers == ()
+    assert forwarded(_request(), explicit("https://proxy.test")).target == b"http://shop.test/x?y=1"

@@ -35,8 +35,8 @@ class Config:
         report: send each call's timeline to the platform's APM. It holds host, path, times and outcome; no query
             values, headers, bodies or credentials.
         store: folder where the device token and the last plan are kept between starts, None to keep nothing.
-        proxy: URL of the proxy for everything: `http://`, `socks5://` or `socks5h://`, with `user:password@` where it
-            wants them. The environment then says nothing about proxies. No `repr` shows it.
+        proxy: URL of the proxy for everything: `http://`, `https://`, `socks5://` or `socks5h://`, with
+            `user:password@` where it wants them. The environment then says nothing about proxies. No `repr` shows it.
         trust_env: take proxies from the environment (`HTTPS_PROXY`, `NO_PROXY` and so on) where `proxy` is None.
         network: kind of network, where the app knows it: `wifi`, `cell`, `wired`.
     """

@@ -61,6 +61,7 @@ class Runtime:
         self._outside = outside
         self._resolver = outside.resolver()
         self._proxies = _proxies(config, outside)
+        self._sessions = TlsSessions()
         alpn = ("h2", "http/1.1") if config.http2 else ("http/1.1",)
         self.steering = Steering(Network(config.network, config.network))
         context = foreign_context or outside.trust.foreign_context(alpn)
@@ -89,10 +90,17 @@ class Runtime:
 
     def _dialer(self, context: ssl.SSLContext, advice: Advice | None = None, *, roles: bool = False) -> Connector:
         open_tcp = self._outside.open_mptcp if self.config.mptcp else self._outside.open_tcp
-        dialer = Dialer(self._resolver, context, open_tcp=open_tcp, advice=advice, sessions=TlsSessions())
+        dialer = Dialer(self._resolver, context, open_tcp=open_tcp, advice=advice, sessions=self._sessions)
         if not self._proxies:
             return dialer
-        return ProxyDialer(dialer, self._proxies, context=context, resolver=self._resolver, by_name=not roles)
+        return ProxyDialer(
+            dialer,
+            self._proxies,
+            context=context,
+            resolver=self._resolver,
+            by_name=not roles,
+            proxy_context=self._outside.trust.foreign_context,
+        )
 
     def _join(self, config: Config, app: str) -> None:
         """Set up the parts that need a platform."""
@@ -235,6 +243,7 @@ class Runtime:
                 hosts[host] = not self._outside.is_assigned(host)
             return hosts[host]
 
+        self._sessions.clear()
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
                 pool.leave(gone)

@@ -86,7 +86,8 @@ class ConnectError(TransportError):
 
 
 class ProxyError(ConnectError):
-    """A proxy was reached, and did not connect us: it refused, wants other credentials, or does not speak its part."""
+    """A proxy was reached, and did not connect us: it refused, wants other credentials, does not speak its part, or
+    does not show the right certificate."""
 
 
 class TlsError(TransportError):

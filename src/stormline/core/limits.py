@@ -339,6 +339,15 @@ RECEIVE_BYTES_MAX: Final = 64 * 1024
 SEND_PIECE_BYTES: Final = 64 * 1024
 """Pieces a large request body is sent in: between two of them an early answer can stop it. A request that fits one
 piece leaves in one send."""
+TCP_KEEPALIVE_IDLE_S: Final = 60
+"""Silence after which the kernel asks the peer for a sign of life, for connections that nobody else asks: a stream of
+events over HTTP/1.1, a tunnel. Routers forget a silent connection after minutes, some mobile ones after two; asked once
+a minute, a phone's radio sleeps in between. Pooled connections at rest are closed before it (`POOL_IDLE_S`)."""
+TCP_KEEPALIVE_INTERVAL_S: Final = 15
+"""Pause between two such questions while none is answered."""
+TCP_KEEPALIVE_PROBES: Final = 4
+"""Questions without an answer after which the connection is broken: two minutes from the last byte, time enough for a
+network that is gone for a minute."""
 EAGER_OPERATIONS_MAX: Final = 16
 """Socket operations in a row that may succeed without a turn for other tasks: 1 MiB, well under a millisecond."""
 TLS_SESSION_PLACES_MAX: Final = 256

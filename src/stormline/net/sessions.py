@@ -51,6 +51,7 @@ class TlsSessions:
         self._places_max = places_max
         self._per_place_max = per_place_max
         self._places: collections.OrderedDict[SessionKey, collections.deque[ssl.SSLSession]] = collections.OrderedDict()
+        self._shunned: collections.OrderedDict[SessionKey, None] = collections.OrderedDict()
 
     def __len__(self) -> int:
         """Sessions kept."""
@@ -69,7 +70,9 @@ class TlsSessions:
         return session
 
     def put(self, key: SessionKey, session: ssl.SSLSession) -> None:
-        """Keep a session for one later connection to the same place."""
+        """Keep a session for one later connection to the same place, unless that is shunned."""
+        if key in self._shunned:
+            return
         kept = self._places.get(key)
         if kept is None:
             kept = self._places[key] = collections.deque(maxlen=self._per_place_max)
@@ -78,9 +81,21 @@ class TlsSessions:
         if len(self._places) > self._places_max:
             self._places.popitem(last=False)
 
+    def shun(self, key: SessionKey) -> None:
+        """Resume nothing more at a place, until `clear`.
+
+        For a place where a resumed connection stood and then brought nothing: something on the path lets a short
+        handshake pass and not what follows. A full handshake fails there at once, while connections still race.
+        """
+        self._places.pop(key, None)
+        self._shunned[key] = None
+        if len(self._shunned) > self._places_max:
+            self._shunned.popitem(last=False)
+
     def clear(self) -> None:
-        """Forget every session."""
+        """Forget every session, and what is shunned: the network is another."""
         self._places.clear()
+        self._shunned.clear()
 
 
 def worth_keeping(session: ssl.SSLSession, version: str | None, offered: ssl.SSLSession | None) -> bool:

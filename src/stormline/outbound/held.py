@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
-from stormline.net.stream import Stream
+from stormline.net.stream import Stream, TlsStream
 from stormline.outbound.http1 import Http1Connection
 
 if TYPE_CHECKING:
@@ -102,11 +102,18 @@ class Held:
 
     def doubt(self) -> None:
         """It is silent: put no further request on it until it brings something. What it carries goes on."""
+        self._shun_session()
         self._doubted_at = asyncio.get_running_loop().time()
 
     def distrust(self) -> None:
         """It does not answer: put no further request on it until it answers one. What it carries goes on."""
+        self._shun_session()
         self._mute_at = asyncio.get_running_loop().time()
+
+    def _shun_session(self) -> None:
+        stream = self.stream
+        if isinstance(stream, TlsStream) and not self.answered:
+            stream.shun_session()
 
     @property
     def mute(self) -> bool:

@@ -2,7 +2,9 @@
 
 Two tasks serve a connection: one reads, one writes. What is to be sent is gathered when the kernel has taken what was
 sent before: a request that is given up while it waits leaves no trace on the wire, and `maybe_delivered` of the
-others is exact by the stream's count of bytes.
+others is exact by the stream's count of bytes. A request that finds the connection at rest is handed to the kernel at
+once, and the writer gets what the kernel does not take; beside others it waits for the writer's turn, as requests made
+in one turn of the loop leave in one piece.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from h2.errors import ErrorCodes
 
@@ -22,6 +24,16 @@ from stormline.outbound.http2_exchange import Bounds, Exchange
 from stormline.outbound.messages import HttpResponse
 
 _log: Final = logging.getLogger("stormline.outbound")
+
+
+class _Batch(NamedTuple):
+    """What is sent in one go, and what has gone when it is out."""
+
+    data: bytes
+    carried: list[Exchange]
+    """Those that have a part in it."""
+    pinging: bool
+    """The PING of the check under way is in it, or went before."""
 
 
 class Http2Connection:
@@ -38,7 +50,7 @@ class Http2Connection:
     """
 
     __slots__ = ("_base", "_checking", "_closed", "_codec", "_going_away", "_loop", "_open", "_pending", "_ping_sent",
-                 "_pings", "_reader", "_reset_at", "_resets_left", "_retired", "_sending", "_uploads", "_wake",
+                 "_pings", "_reader", "_reset_at", "_resets_left", "_rest", "_retired", "_sending", "_uploads", "_wake",
                  "_write_error", "_writer", "_written", "answered_at", "exchanges", "idle_since", "stream")  # fmt: skip
 
     def __init__(self, stream: Stream) -> None:
@@ -61,7 +73,8 @@ class Http2Connection:
         self._ping_sent = False
         self._pings = 0
         self._wake: asyncio.Future[None] | None = None
-        self._sending = False
+        self._sending = False  # the kernel has not all of a batch yet
+        self._rest: _Batch | None = None  # what of it is the writer's to send
         self._reader = self._loop.create_task(self._read(), name="http/2 reader")
         self._writer = self._loop.create_task(self._write(), name="http/2 writer")
 
@@ -162,7 +175,10 @@ class Http2Connection:
         bounds = Bounds(deadline_at, head_by, read_timeout_s)
         exchange = Exchange(self, request, bounds, peer=self.stream.peer, done=done, on_stage=on_stage)
         self._pending[exchange] = None
-        self._wake_writer()
+        if self._open or self._sending:
+            self._wake_writer()
+        else:
+            self._send_at_once()
         return await exchange.run(reused=reused)
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -182,14 +198,9 @@ class Http2Connection:
 
     def _send_last_words(self) -> None:
         """Hand the kernel what waits, if it takes it at once; called just before the stream is closed."""
-        if self._sending:
-            return  # they would land in the middle of a frame
-        sending = self.stream.send_all(self._codec.data_to_send())
-        try:
-            sending.send(None)
-        except (StopIteration, OSError, ssl.SSLError, errors.LocalProtocolError):
-            return
-        sending.close()
+        if not self._sending:  # else they would land in the middle of a frame
+            with contextlib.suppress(OSError):  # also TLS's
+                self.stream.send_nowait(self._codec.data_to_send())
 
     def _lost(self, cause: BaseException | None) -> None:
         """End everything: the stream broke, ended (None), broke the protocol, or is closed here."""
@@ -252,8 +263,10 @@ class Http2Connection:
                 self._wake_writer()
         if not self._open and not self._pending:
             self.idle_since = self._loop.time()
-        exchange.tell_done(not self.retired)
-        self._close_if_over()
+        retired = self.retired
+        exchange.tell_done(not retired)
+        if retired:
+            self._close_if_over()
 
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         """Reset a stream if we may reset another so soon; else let it run on unread, and take no more requests.
@@ -290,42 +303,68 @@ class Http2Connection:
 
     async def _write(self) -> None:
         try:
-            while not self._closed:
-                data, carried = self._gather()
-                if data:
-                    pinging = self._checking is not None
+            while not self._closed and self._write_error is None:
+                batch, self._rest = self._rest or self._gather(), None
+                if batch is not None:
                     self._sending = True
-                    await self.stream.send_all(data)
-                    self._sending = False
-                    self._ping_sent = pinging
-                    for exchange in carried:
-                        exchange.sent()
+                    await self.stream.send_all(batch.data)
+                    self._was_sent(batch)
                 else:
                     self._wake = self._loop.create_future()
                     await self._wake
                     self._wake = None
-        except (OSError, ssl.SSLError) as error:
-            if self._closed:
-                return
-            # The peer may have answered, or said what it has not touched, before it hung up: the reading tells.
-            self._write_error = error
-            if isinstance(error, ssl.SSLError):
-                self._lost(error)
-            self._refuse_pending(f"sending broke off: {reason_of(error)}")
-            self._close_if_over()
+        except OSError as error:  # also TLS's
+            self._write_failed(error)
         except BaseException as error:
             self._lost(error)
             raise
 
-    def _gather(self) -> tuple[bytes, list[Exchange]]:
-        """Give the bytes to send next, and the exchanges that have a part in them."""
+    def _send_at_once(self) -> None:
+        """Hand the kernel what waits to be sent, a turn of the loop before the writer would."""
+        try:
+            batch = self._gather()
+            if batch is None:
+                return  # the peer allows no stream now
+            self._sending = True
+            taken = self.stream.send_nowait(batch.data)
+        except OSError as error:  # also TLS's
+            self._write_failed(error)
+        except BaseException as error:
+            self._lost(error)
+            raise
+        else:
+            if taken == len(batch.data) and not self.stream.has_unsent:
+                self._was_sent(batch)
+            else:
+                self._rest = batch._replace(data=batch.data[taken:])
+                self._wake_writer()
+
+    def _was_sent(self, batch: _Batch) -> None:
+        """Note that the kernel has all of a batch."""
+        self._sending = False
+        self._ping_sent = batch.pinging
+        for exchange in batch.carried:
+            exchange.sent()
+
+    def _write_failed(self, error: OSError) -> None:
+        """Send no more. The peer may have answered, or said what it has not touched, before it hung up."""
+        if self._closed:
+            return
+        self._write_error = error
+        if isinstance(error, ssl.SSLError):
+            self._lost(error)
+        self._refuse_pending(f"sending broke off: {reason_of(error)}")
+        self._close_if_over()
+
+    def _gather(self) -> _Batch | None:
+        """Give what is to be sent next, None for nothing."""
         codec = self._codec
         carried: list[Exchange] = []
         data = codec.data_to_send() if codec.wants_send else b""
         while self._pending and codec.open_streams < codec.streams_max and not codec.exhausted:
             exchange = next(iter(self._pending))
-            del self._pending[exchange]
             stream_id = codec.open(exchange.request, ended=not exchange.uploads)
+            del self._pending[exchange]
             self._open[stream_id] = exchange
             exchange.opened(stream_id, self._written + len(data))
             carried.append(exchange)
@@ -335,7 +374,7 @@ class Http2Connection:
         if self._uploads:
             data += self._gather_bodies(limits.SEND_PIECE_BYTES - len(data), carried)
         self._written += len(data)
-        return data, carried
+        return _Batch(data, carried, self._checking is not None) if data else None
 
     def _gather_bodies(self, room: int, carried: list[Exchange]) -> bytes:
         """Let each body that waits send a frame in turn, until there is enough or none may go on."""

@@ -1,7 +1,8 @@
 """Connecting through proxies: HTTP CONNECT (RFC 9110 section 9.3.6) and SOCKS5 (RFC 1928, RFC 1929).
 
 The tunnel is part of connecting: nothing of a request has left while it is made, so whatever fails in it may be sent
-again. TLS to the origin runs inside it and is verified by the origin's own name; the proxy sees a name and bytes.
+again. TLS to the origin runs inside it and is verified by the origin's own name; the proxy sees a name and bytes. To
+an `https` proxy the tunnel itself, and what is forwarded, goes through TLS that is verified by the proxy's name.
 """
 
 import asyncio
@@ -11,12 +12,13 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
-from stormline.net.stream import Stream, TcpStream, reason_of, start_tls
+from stormline.net.stream import Stream, reason_of, start_tls
+from stormline.net.trust import foreign_context
 from stormline.outbound.dial import AddressSource, interleave, quiet
 from stormline.outbound.messages import HttpRequest
 from stormline.outbound.pool import Connector
@@ -66,6 +68,8 @@ class ProxyDialer:
         by_name: tunnels lead to the origin's name, whatever addresses are given: a proxy looks names up where it
             stands, and may forbid numbers. Where False, they lead to the addresses given, one after the other: the
             platform's roles are known by number, and their names need not be in DNS.
+        proxy_context: makes the context for TLS to `https` proxies, which offers HTTP/1.1; asked once, when the first
+            is dialled: it reads the system's roots.
     """
 
     def __init__(
@@ -76,12 +80,14 @@ class ProxyDialer:
         context: ssl.SSLContext,
         resolver: AddressSource,
         by_name: bool = True,
+        proxy_context: Callable[[], ssl.SSLContext] = foreign_context,
     ) -> None:
         self._direct = direct
         self._rules = rules
         self._context = context
         self._resolver = resolver
         self._by_name = by_name
+        self._proxy_context = functools.cache(proxy_context)
 
     async def dial(
         self,
@@ -103,7 +109,7 @@ class ProxyDialer:
 
         Raises:
             ConnectError: the proxy cannot be reached.
-            ProxyError: it can, and does not connect us.
+            ProxyError: it can, and does not connect us, or an `https` one does not show the right certificate.
             TlsError: the tunnel stands, and the origin did not finish the handshake with the right certificate.
             ResolveError: `socks5` and no address for the host; or of the direct dial.
             DeadlineExceeded: `timeout_s` ran out; `phase` is CONNECT, TLS or RESOLVE.
@@ -168,7 +174,9 @@ class ProxyDialer:
             async with asyncio.timeout(timeout_s) as timeout:
                 raw = await self._reach(proxy, wish, timeout_s)
                 try:
-                    if not wish.tls and proxy.scheme == "http":
+                    if proxy.scheme == "https":
+                        raw = await self._enter_proxy(raw, proxy)
+                    if not wish.tls and proxy.is_http:
                         wish.on_note(f"requests go to {proxy}")
                         return raw
                     wish.on_note(f"tunnel through {proxy} to {target}")
@@ -198,10 +206,18 @@ class ProxyDialer:
             # Not a ResolveError: it is not the origin's name that has no address.
             raise errors.ConnectError(f"{proxy}: {error}", phase=Phase.CONNECT, maybe_delivered=False) from error
 
+    async def _enter_proxy(self, raw: Stream, proxy: Proxy) -> Stream:
+        """Speak TLS with the proxy itself."""
+        try:
+            return await start_tls(raw, self._proxy_context(), proxy.address.host.partition("%")[0])
+        except (OSError, ValueError) as error:
+            raise errors.ProxyError(
+                f"{proxy}: no TLS with it: {reason_of(error)}", phase=Phase.CONNECT, maybe_delivered=False
+            ) from error
+
     async def _start_tls(self, raw: Stream, proxy: Proxy, wish: _Wish) -> Stream:
         try:
-            # Without TLS a dialer gives what its `open_tcp` gave.
-            return await start_tls(cast("TcpStream", raw), self._context, wish.server_name)
+            return await start_tls(raw, self._context, wish.server_name)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError; ValueError: no name TLS could ask for
             raise errors.TlsError(
                 f"{wish.server_name} through {proxy}: {reason_of(error)}", phase=Phase.TLS, maybe_delivered=False
@@ -240,7 +256,7 @@ async def _make_tunnel(stream: Stream, proxy: Proxy, target: Address) -> None:
     if not _TARGET_HOST.fullmatch(target.host):
         raise errors.LocalProtocolError(f"host {target.host[:80]!r} cannot be asked of a proxy")
     try:
-        await (_ask_http if proxy.scheme == "http" else _ask_socks5)(stream, proxy, target)
+        await (_ask_http if proxy.is_http else _ask_socks5)(stream, proxy, target)
     except _Refused as error:
         raise errors.ProxyError(
             f"{proxy} does not connect to {target}: {error}", phase=Phase.CONNECT, maybe_delivered=False
@@ -303,7 +319,7 @@ def forwarded(request: HttpRequest, rules: ProxyRules) -> HttpRequest:
     if request.scheme != "http":
         return request
     proxy = rules.proxy_for("http", request.host, request.port)
-    if proxy is None or proxy.scheme != "http":
+    if proxy is None or not proxy.is_http:
         return request
     host = f"[{request.host}]" if ":" in request.host else request.host
     port = "" if request.port == 80 else f":{request.port}"

@@ -21,7 +21,7 @@ from stormline.wire import hostname
 
 _log = logging.getLogger("stormline.outbound")
 
-_DEFAULT_PORTS: Final = {"http": 80, "socks5": 1080, "socks5h": 1080}
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 """The schemes that proxies may have here, with the ports that httpx takes for them."""
 _ALIASES: Final = {"socks": "socks5h"}
 """What desktops write into the environment."""
@@ -46,7 +46,8 @@ class Proxy:
     """One proxy. `str` and `repr` show no credentials.
 
     Attributes:
-        scheme: `http`, `socks5` (names are resolved here) or `socks5h` (the proxy resolves them).
+        scheme: `http`, `https` (the same inside TLS), `socks5` (names are resolved here) or `socks5h` (the proxy
+            resolves them).
         address: where it is: a name or an IP literal, and the port.
         username: percent-decoded; None where the URL has no credentials.
         password: percent-decoded.
@@ -60,6 +61,11 @@ class Proxy:
     def __str__(self) -> str:
         """Give what is safe to log."""
         return f"proxy {self.scheme}://{self.address}"
+
+    @property
+    def is_http(self) -> bool:
+        """It speaks HTTP: it makes tunnels by CONNECT, and forwards requests for `http` origins."""
+        return self.scheme in ("http", "https")
 
     @property
     def credentials(self) -> tuple[bytes, bytes] | None:
@@ -76,7 +82,7 @@ class Proxy:
 
 
 def parse_proxy(url: str) -> Proxy:
-    """Read a proxy's URL: `[http://|socks5://|socks5h://][user[:password]@]host[:port]`, a path is ignored.
+    """Read a proxy's URL: `[http://|https://|socks5://|socks5h://][user[:password]@]host[:port]`, a path is ignored.
 
     Raises:
         ConfigError: it is none; the message says why and quotes nothing that may be a credential.
@@ -107,7 +113,7 @@ def parse_proxy(url: str) -> Proxy:
         raise errors.ConfigError("a proxy's user name or password holds what is no text") from None
     if any(size > _CREDENTIAL_BYTES_MAX for size in sizes):
         raise errors.ConfigError(f"a proxy's user name and password have at most {_CREDENTIAL_BYTES_MAX} bytes each")
-    if scheme == "http" and ":" in username:
+    if proxy.is_http and ":" in username:
         raise errors.ConfigError("the user name of an HTTP proxy cannot hold ':' (RFC 7617)")
     return proxy
 

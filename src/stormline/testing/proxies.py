@@ -1,11 +1,16 @@
-"""Proxies that were not written here, as real processes on 127.0.0.1: tinyproxy (HTTP) and microsocks (SOCKS5)."""
+"""Proxies that were not written here, as real processes on 127.0.0.1: tinyproxy (HTTP) and microsocks (SOCKS5).
 
+Neither speaks TLS itself: `relaying` stands before one that is to be an `https` proxy, as stunnel would.
+"""
+
+import asyncio
 import contextlib
 import shutil
 import socket
+import ssl
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -83,6 +88,44 @@ def running_microsocks(folder: Path, *, userinfo: str = "", password: str = "") 
     proxy = RunningProxy("socks5h", address, folder / f"microsocks-{address.port}.log", userinfo)
     with _running(proxy, command):
         yield proxy
+
+
+@contextlib.asynccontextmanager
+async def relaying(target: Address, context: ssl.SSLContext) -> AsyncIterator[Address]:
+    """Listen with TLS and pass on to `target` what comes; give the address. At the end all connections are cut."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection(*target)
+        try:
+            await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+        finally:
+            inner_writer.transport.abort()
+            writer.transport.abort()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(relay(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
+    try:
+        yield Address(*server.sockets[0].getsockname()[:2])
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await asyncio.sleep(0)  # for the sockets of what was cut
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # uvloop raises RuntimeError for a write after the end
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
 
 
 @contextlib.contextmanager

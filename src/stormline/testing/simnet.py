@@ -201,6 +201,7 @@ class SimSocket:
         self._sites = sites
         self._closed = False
         self._on_readable: Callable[[], object] | None = None
+        self._reader_due = False
         self._on_writable: Callable[[], object] | None = None
         self.on_over: Callable[[], object] | None = None
         end.user = self
@@ -214,6 +215,10 @@ class SimSocket:
     def readable(self) -> bool:
         """True where `recv` would not block."""
         return self._closed or self._end.readable
+
+    def fileno(self) -> "SimSocket":
+        """What the loop knows it by: itself, as the loop takes no real descriptor."""
+        return self
 
     def getpeername(self) -> Address:
         """The peer's address."""
@@ -256,8 +261,7 @@ class SimSocket:
     def watch_reading(self, callback: Callable[[], object] | None) -> None:
         """See `simloop.SimDescriptor`."""
         self._on_readable = callback
-        if callback is not None and self._end.readable:
-            self._loop.call_soon(self._call_reader)
+        self._plan_reader()
 
     def watch_writing(self, callback: Callable[[], object] | None) -> None:
         """See `simloop.SimDescriptor`."""
@@ -269,14 +273,20 @@ class SimSocket:
         """See `simtcp.TcpUser`."""
         if self._end.failed is not None:
             self._tell_over()
-        if self._on_readable is not None and self._end.readable:
-            self._loop.call_soon(self._call_reader)
+        self._plan_reader()
         if self._on_writable is not None and self._end.writable:
             self._loop.call_soon(self._call_writer)
 
+    def _plan_reader(self) -> None:
+        if self._on_readable is not None and self._end.readable and not self._reader_due:
+            self._reader_due = True
+            self._loop.call_soon(self._call_reader)
+
     def _call_reader(self) -> None:
+        self._reader_due = False
         if self._on_readable is not None and self._end.readable:
             self._on_readable()
+            self._plan_reader()  # as with `poll`: again in every turn until nothing is left, or nobody watches
 
     def _call_writer(self) -> None:
         if self._on_writable is not None and self._end.writable:

@@ -53,7 +53,7 @@ class SimTcpStream(TcpStream):
 
     def is_readable(self) -> bool:
         """See `net.stream.Stream`; asks the simulated kernel instead of `poll`."""
-        return self._sock is None or bool(cast("Any", self._sock).readable)
+        return self._sock is None or self._arrived is not None or bool(cast("Any", self._sock).readable)
 
     def tcp_info(self) -> TcpInfo | None:
         """See `net.stream.Stream`; asks the simulated kernel instead of the real one."""

@@ -99,6 +99,10 @@ class SimTlsObject:
         """The protocol agreed, None where none was."""
         return self._alpn
 
+    def pending(self) -> int:
+        """Bytes that have come in and were not read."""
+        return len(self._raw) + len(self._plain)
+
     def version(self) -> str:
         """The version of TLS."""
         return "TLSv1.3"

@@ -130,7 +130,7 @@ class TestEnvironment:
 
     @pytest.mark.parametrize(
         "url",
-        ["socks4://u:hush@127.0.0.1:1", "https://u:hush@127.0.0.1:1", "http://u:hush@[::1", "hush://", "http://:x"],
+        ["socks4://u:hush@127.0.0.1:1", "http3://u:hush@127.0.0.1:1", "http://u:hush@[::1", "hush://", "http://:x"],
     )
     async def test_unusable_proxy_is_skipped_with_one_warning_without_credentials(
         self, origin, monkeypatch, caplog, url
@@ -171,6 +171,27 @@ class TestEnvironment:
             assert (await client.get(there.url())).text == "ok"
 
 
+class TestHttpsProxy:
+    async def test_client_trusts_it_as_the_system_does(self, started, tls_origin, pki, monkeypatch, tmp_path):
+        real = started("tinyproxy")
+        files = pki.ca.issue("proxy", names=["proxy.test"], ips=["127.0.0.1"])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files.certificate, files.key)
+        roots = tmp_path / "roots.pem"
+        roots.write_text(pki.ca.ca_pem)
+        there, trusted = await tls_origin()
+        url = f"https://localhost:{there.address.port}/x"
+        async with proxies.relaying(real.address, context) as front:
+            config = stormline.Config(proxy=f"https://{real.userinfo}{front}")
+            async with stormline.AsyncClient(config=config, verify=trusted) as client:
+                with pytest.raises(httpx2.ProxyError, match="certificate refused"):
+                    await client.get(url)
+            assert not there.requests
+            monkeypatch.setenv("SSL_CERT_FILE", str(roots))
+            async with stormline.AsyncClient(config=config, verify=trusted) as client:
+                assert (await client.get(url)).text == "ok"
+
+
 class TestOptions:
     async def test_proxy_option_may_be_what_httpx2_and_httpx_take(self, origin):
         proxy, there = await origin(_as_proxy), await origin()
@@ -185,7 +206,7 @@ class TestOptions:
 
     def test_proxy_option_that_cannot_be_used_is_refused_without_its_credentials(self):
         for proxy in (
-            "ftp://u:hush@a", "http://u:hush@[", "https://u:hush@a", "", object(), 5,
+            "ftp://u:hush@a", "http://u:hush@[", "http3://u:hush@a", "", object(), 5,
             httpx2.Proxy("http://u:hush@a", headers={"a": "b"}),
             httpx2.Proxy("http://u:hush@a", ssl_context=ssl.create_default_context()),
         ):  # fmt: skip

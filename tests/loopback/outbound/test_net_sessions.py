@@ -182,3 +182,26 @@ async def test_start_tls_openssl_server_restarted_makes_a_full_handshake(authori
         await lines(address, context, sessions)
     async with s_server(authority) as address:
         assert [await lines(address, context, sessions) for _ in range(2)] == [False, True]
+
+
+async def test_place_where_a_resumed_connection_brought_nothing_is_resumed_at_no_more(serve, authority, context):
+    """A path that lets a short handshake pass and swallows what follows: a full one would have failed in the race."""
+    address, sessions = await serve(_echo, _server(authority)), TlsSessions()
+    await exchange(address, context, sessions)
+    await exchange(address, context, sessions, port=444)
+    silent = await start_tls(await open_tcp(address), context, "a.test", sessions=sessions, port=443)
+    assert silent.resumed
+    silent.shun_session()
+    silent.close()
+    assert [await exchange(address, context, sessions) for _ in range(2)] == [False, False]
+    assert await exchange(address, context, sessions, port=444)  # another place is another matter
+    sessions.clear()  # another network
+    assert [await exchange(address, context, sessions) for _ in range(2)] == [False, True]
+
+
+async def test_connection_with_a_full_handshake_has_nothing_to_shun(serve, authority, context):
+    address, sessions = await serve(_echo, _server(authority)), TlsSessions()
+    first = await start_tls(await open_tcp(address), context, "a.test", sessions=sessions, port=443)
+    first.shun_session()
+    first.close()
+    assert [await exchange(address, context, sessions) for _ in range(2)] == [False, True]

@@ -8,10 +8,12 @@ import socket
 import ssl
 
 import pytest
+import uvloop
 
-from stormline.core import errors
+from stormline.core import errors, limits
 from stormline.core.values import Address
-from stormline.net.stream import open_tcp, start_tls
+from stormline.net import stream as streams
+from stormline.net.stream import TcpStream, open_tcp, start_tls
 from stormline.net.trust import roles_context
 
 pytestmark = pytest.mark.loopback
@@ -188,6 +190,143 @@ async def test_stream_fast_peer_leaves_turns_to_other_tasks(connect):
     assert turns > 8
 
 
+async def test_stream_nobody_reads_the_peer_is_stopped_and_the_loop_rests(connect, monkeypatch, until):
+    sent, events = 0, 0
+
+    async def flood(reader, writer):
+        nonlocal sent
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(bytes(65536))
+                await writer.drain()
+                sent += 65536
+
+    def count(stream, on_readable=TcpStream._on_readable):
+        nonlocal events
+        events += 1
+        on_readable(stream)
+
+    monkeypatch.setattr(TcpStream, "_on_readable", count)
+    stream = await connect(flood)
+    assert await stream.receive()
+    before = -1
+    while sent != before:
+        before = sent
+        await asyncio.sleep(0.1)
+    events = 0
+    await asyncio.sleep(0.1)
+    assert (sent, events) == (before, 0)
+    got = 0
+    while got <= before:
+        got += len(await stream.receive())
+    assert sent > before
+
+
+async def test_stream_send_nowait_gives_what_is_taken_and_nothing_is_lost_or_sent_twice(connect, until):
+    read, got, data = asyncio.Event(), bytearray(), LARGE * 7
+
+    async def later(reader, writer):
+        reader._transport.pause_reading()
+        await read.wait()
+        reader._transport.resume_reading()
+        while piece := await reader.read(65536):
+            got.extend(piece)
+
+    stream = await connect(later)
+    offset = 0
+    while taken := stream.send_nowait(data[offset : offset + 100_000]):
+        offset += taken
+    assert 0 < stream.sent_bytes <= offset < len(data)
+    assert offset - stream.sent_bytes < 16_385
+    read.set()
+    await stream.send_all(b"")
+    assert (stream.has_unsent, stream.sent_bytes) == (False, offset)
+    await stream.send_all(data[offset:])
+    await until(lambda: len(got) == len(data))  # before the close, which resets the connection: tickets are unread
+    stream.close()
+    assert got == data
+    assert stream.sent_bytes == len(data)
+
+
+async def test_stream_send_nowait_beside_another_sender_is_refused(connect):
+    stream = await connect(_hold)
+    task = asyncio.create_task(stream.send_all(bytes(20_000_000)))
+    await asyncio.sleep(0.01)
+    with pytest.raises(errors.LocalProtocolError):
+        stream.send_nowait(b"x")
+    stream.close()
+    await asyncio.wait([task])
+    assert stream.closed
+    with pytest.raises(ConnectionAbortedError):
+        stream.send_nowait(b"x")
+
+
+async def test_stream_receive_nowait_gives_bytes_the_end_and_nothing_meanwhile(connect, until):
+    async def on_demand(reader, writer):
+        while data := await reader.read(1):
+            writer.write(data * 3)
+        writer.close()
+
+    stream = await connect(on_demand)
+    assert stream.receive_nowait() is None
+    await stream.send_all(b"x")
+    await until(stream.is_readable)
+    assert [stream.receive_nowait(2), await stream.receive(2), stream.receive_nowait()] == [b"xx", b"x", None]
+    stream.close()
+    with pytest.raises(ConnectionAbortedError):
+        stream.receive_nowait()
+
+
+async def test_tcp_bytes_taken_for_a_task_that_was_cancelled_are_the_next_ones(serve, until):
+    async def say(reader, writer):
+        writer.write(b"0123456789")
+        await reader.read()
+
+    stream = await open_tcp(await serve(say))
+    task = asyncio.create_task(stream.receive(8))
+    await asyncio.sleep(0)
+    await until(lambda: stream.is_readable() or task.done())
+    if not task.done():
+        stream._on_readable()  # the loop's event, and the cancellation comes before the task's turn
+        task.cancel()
+        await asyncio.wait([task])
+        assert stream.is_readable()
+    got = task.result() if not task.cancelled() else b""
+    while len(got) < 10:
+        got += await stream.receive(3)
+    assert got == b"0123456789"
+    assert not stream.is_readable()
+    stream.close()
+
+
+async def test_tcp_descriptor_of_a_closed_stream_serves_the_next_one(serve):
+    address = await serve(_echo)
+    for value in range(20):
+        stream = await open_tcp(address)
+        task = asyncio.create_task(stream.receive())
+        await asyncio.sleep(0)  # it waits: the loop watches
+        await stream.send_all(bytes([value]))
+        assert await task == bytes([value])
+        stream.close()
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_tcp_close_after_its_loop_is_closed_frees_the_descriptor(factory):
+    with socket.create_server(("127.0.0.1", 0)) as server, asyncio.Runner(loop_factory=factory) as runner:
+
+        async def wait_in_vain():
+            stream = await open_tcp(Address(*server.getsockname()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await stream.receive()
+            return stream
+
+        stream = runner.run(wait_in_vain())
+        runner.close()
+        stream.close()
+        assert stream.closed
+
+
 async def test_stream_addresses_and_alpn_are_known(connect):
     stream = await connect(_hold)
     assert (stream.peer.host, stream.local.host) == ("127.0.0.1", "127.0.0.1")
@@ -217,6 +356,27 @@ async def test_open_tcp_name_is_refused(host):
 async def test_open_tcp_ipv6_with_unknown_scope_is_an_oserror():
     with pytest.raises(OSError, match="interface"):
         await open_tcp(Address("fe80::1%nosuchif", 1))
+
+
+@pytest.mark.parametrize("mptcp", [False, True])
+async def test_open_tcp_asks_a_silent_peer_for_signs_of_life(serve, mptcp):
+    stream = await open_tcp(await serve(_hold), mptcp=mptcp)
+    sock = stream._sock
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [
+        limits.TCP_KEEPALIVE_IDLE_S, limits.TCP_KEEPALIVE_INTERVAL_S, limits.TCP_KEEPALIVE_PROBES,
+    ]  # fmt: skip
+    stream.close()
+
+
+async def test_open_tcp_system_without_the_options_connects_all_the_same(serve, monkeypatch):
+    monkeypatch.setattr(streams, "_KEEPALIVE", ((("TCP_OF_ANOTHER_SYSTEM",), 1),))
+    (await open_tcp(await serve(_hold))).close()
+    monkeypatch.setattr(streams, "_KEEPALIVE", ((("TCP_KEEPIDLE",), -1),))
+    stream = await open_tcp(await serve(_hold))
+    assert not stream._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    stream.close()
 
 
 async def test_start_tls_wrong_name_is_refused_and_peer_told(serve, authority):

@@ -44,6 +44,23 @@ def deaf(writer):
             sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 
 
+async def test_receive_from_a_peer_that_is_gone_without_a_word_ends_by_keep_alive(serve, monkeypatch):
+    writers = []
+
+    async def handler(reader, writer):
+        writers.append(writer)
+        await _echo(reader, writer)
+
+    quick = ((("TCP_KEEPIDLE",), 1), (("TCP_KEEPINTVL",), 1), (("TCP_KEEPCNT",), 1))
+    monkeypatch.setattr(streams, "_KEEPALIVE", quick)
+    stream = await open_tcp(await serve(handler))
+    await stream.send_all(b"x")
+    assert await stream.receive() == b"x"
+    with deaf(writers[0]), pytest.raises(TimeoutError):
+        await stream.receive()
+    stream.close()
+
+
 @pytest.fixture(name="pair", params=["tcp", "tls"])
 async def _pair(request, serve, authority):
     """Give a connected stream and the server's writer."""
