@@ -32,7 +32,7 @@ class Lane:
     def __init__(self):
         self.told = asyncio.get_running_loop().create_future()
         self.reply = Reply(200, b"", "HTTP/1.1", (), Body(), None, "h1", False)
-        self.cancelled = False
+        self.cancelled = self.given_up = False
 
     def answers(self):
         self.told.set_result(self.reply)
@@ -74,7 +74,7 @@ async def start(run, *, others=1):
     await turns()
     beside = [Lane() for _ in range(others)]
     for lane in beside:
-        run.beside(lane.run(), failed.append)
+        run.beside(lane, lane.run(), failed.append)
     await turns()
     return call, first, beside, failed
 
@@ -202,7 +202,7 @@ async def test_time_out_around_the_call_is_a_time_out_even_as_another_lane_wins(
 
     call = asyncio.create_task(bounded())
     await turns()
-    made.beside(other.run(), lambda error: None)
+    made.beside(other, other.run(), lambda error: None)
     with pytest.raises(TimeoutError):
         await call
     made.end_lanes()
@@ -221,3 +221,20 @@ async def test_cancelled_while_it_waits_for_the_others_it_is_cancelled(run):
     made.end_lanes()
     await turns()
     assert other.cancelled
+
+
+async def test_lane_that_was_given_up_makes_room_for_another(run):
+    made = await run()
+    call, first, (one, two), _ = await start(made, others=2)
+    assert not made.has_room()
+    two.given_up = True
+    assert made.has_room()
+    third = Lane()
+    made.beside(third, third.run(), lambda error: None)
+    await turns()
+    assert (one.cancelled, two.cancelled) == (False, True)
+    third.answers()
+    assert await call is third.reply
+    made.end_lanes()
+    await turns()
+    assert first.cancelled

@@ -158,6 +158,7 @@ class Executor:
                 kept = await _keep(reply)
                 if kept is None:
                     return reply
+                run.trace.attempt_refused(reply.status)
                 step = await self._after_answer(run, pause_s)
             finally:
                 lane.end()
@@ -180,24 +181,29 @@ class Executor:
         )
         if step is None or failed.reused or failed.untouched or renew or step.means is not Means.DIRECT:
             return step
-        verdict = self._steering.may_retry(run.request.host, heard=failed.heard)
-        if not verdict.allowed and verdict.wait_s == 0.0:
-            run.trace.note(verdict.why)
-            return None
         said_no = isinstance(error, errors.ConnectError | errors.ResolveError | errors.TlsError)
-        pause_s = max(verdict.wait_s, self._pause_s(run) if said_no else 0.0)
-        return step if await self._pause(run, pause_s) else None
+        pause_s = self._pause_s(run) if said_no else 0.0
+        return step if await self._granted(run, pause_s, heard=failed.heard) else None
 
     async def _after_answer(self, run: Run, pause_s: float) -> Step | None:
         """Give the step after an answer that says "try again", None where it stands."""
         step = run.ladder.next(Outcome(maybe_delivered=True, body_spent=run.body.spent))
-        if step is None:
-            return None
-        verdict = self._steering.may_retry(run.request.host, heard=True)
-        if not verdict.allowed and verdict.wait_s == 0.0:
-            run.trace.note(verdict.why)
-            return None
-        return step if await self._pause(run, max(pause_s, verdict.wait_s)) else None
+        return step if step is not None and await self._granted(run, pause_s, heard=True) else None
+
+    async def _granted(self, run: Run, pause_s: float, *, heard: bool) -> bool:
+        """Wait until a repetition may be made, and take its token from the budget; False where there is none."""
+        while True:
+            verdict = self._steering.may_retry(run.request.host, heard=heard)
+            if verdict.allowed:
+                return await self._pause(run, pause_s)
+            if verdict.wait_s == 0.0:
+                run.trace.note(verdict.why)
+                return False
+            # Everybody was told the same moment: spread, or all are back in it.
+            spread_s = verdict.wait_s * limits.RETRY_AFTER_SPREAD * self._rng.random()
+            if not await self._pause(run, max(pause_s, verdict.wait_s + spread_s)):
+                return False
+            pause_s = 0.0
 
     def _pause_s(self, run: Run) -> float:
         doubled = limits.RETRY_PAUSE_S * 2.0 ** max(0, run.ladder.tries - 2)
@@ -247,7 +253,7 @@ class Executor:
         if lane.asked_at is None:
             lane.timer = self._loop.call_later(limits.LOOK_FIRST_S, self._look, lane)  # it is still being sent
             return
-        may_open = run.ladder.repeatable and not run.body.spent and len(run.others) < limits.LANES_MAX - 1
+        may_open = run.ladder.repeatable and not run.body.spent and run.has_room()
         timeouts = self._steering.plan(
             run,
             ends_at=run.ends_at,
@@ -275,9 +281,11 @@ class Executor:
         elif decision.action is Action.GIVE_UP and lane.fresh_at is None:
             lane.note(f"{held.peer} does not answer: {decision.why} ({timeouts.basis})")
             held.distrust()
+            lane.given_up = True
             self._leave(lane, may_open=may_open)
         elif held.mute and lane.fresh_at is None and self._steering.room(run.request.host):
             lane.note(f"{held.peer} does not answer another request either")
+            lane.given_up = True
             self._leave(lane, may_open=may_open)
         again_s = min(decision.look_again_s, limits.LOOK_S_MAX)
         lane.timer = self._loop.call_later(again_s, self._look, lane)
@@ -331,7 +339,7 @@ class Executor:
         other.newer_than = lane.asked_at
         other.note(f"try {step.means}{_where(step)}")
         run.trace.handed_down(run.shape.request_bytes)
-        run.beside(self._run_beside(other), functools.partial(_beside_failed, other))
+        run.beside(other, self._run_beside(other), functools.partial(_beside_failed, other, lane))
 
     async def _run_beside(self, lane: Lane) -> Reply:
         try:
@@ -563,6 +571,8 @@ class Executor:
         untouched = (
             held is not None and not error.maybe_delivered and isinstance(error, errors.ReadError | errors.WriteError)
         )
+        if held is not None and not untouched:
+            held.shun_session()
         if held is not None and not reused and not untouched:
             timed_out = isinstance(error, errors.DeadlineExceeded) and lane.asked_at is not None
             waited_s = self._loop.time() - lane.asked_at if timed_out and lane.asked_at is not None else None
@@ -733,8 +743,9 @@ async def _keep(reply: Reply) -> Reply | None:
     return reply._replace(source=MemoryBody(b"".join(pieces)))
 
 
-def _beside_failed(lane: Lane, error: BaseException) -> None:
-    """Note how a lane beside the first failed."""
+def _beside_failed(lane: Lane, silent: Lane, error: BaseException) -> None:
+    """Note how a lane beside a silent one failed; the silent one may have another then."""
+    silent.fresh_at = None
     if isinstance(error, Failed):
         lane.note(f"failed in {error.error.phase}: {error.error}")
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stormline.client.answer import RequestBody
 from stormline.client.trace import CallTrace
-from stormline.core import errors
+from stormline.core import errors, limits
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.policy.means import Ladder, Step
 from stormline.policy.shape import RequestShape
@@ -111,7 +111,7 @@ class Run:
         self.shape = call_limits.shape
         self.left: set[Address] = set()
         self.ladder = Ladder((), method=request.method, has_key=False)
-        self.others: set[asyncio.Task[Reply]] = set()
+        self.others: dict[asyncio.Task[Reply], Lane] = {}
         self.over = False
         self.asked_at: float | None = None
         self.first_byte_s: float | None = None
@@ -162,19 +162,28 @@ class Run:
         finally:
             self._task = None
 
-    def beside(self, lane: Coroutine[None, None, Reply], failed: Callable[[BaseException], None]) -> None:
-        """Run a lane beside those there are.
+    def has_room(self) -> bool:
+        """Say whether another lane may be opened; one that was given up makes room for it."""
+        return len(self.others) < limits.LANES_MAX - 1 or any(lane.given_up for lane in self.others.values())
+
+    def beside(
+        self, lane: "Lane", attempt: Coroutine[None, None, Reply], failed: Callable[[BaseException], None]
+    ) -> None:
+        """Run a lane beside those there are; where there are too many already, one that was given up ends.
 
         Args:
-            lane: the attempt.
+            lane: what is told of the attempt.
+            attempt: the attempt itself.
             failed: told how it failed, where it did.
         """
-        task = asyncio.create_task(lane, name="another attempt")
-        self.others.add(task)
+        if len(self.others) >= limits.LANES_MAX - 1:
+            next(task for task, other in self.others.items() if other.given_up).cancel()
+        task = asyncio.create_task(attempt, name="another attempt")
+        self.others[task] = lane
         task.add_done_callback(lambda _: self._other_done(task, failed))
 
     def _other_done(self, task: asyncio.Task[Reply], failed: Callable[[BaseException], None]) -> None:
-        self.others.discard(task)
+        self.others.pop(task, None)
         if not task.cancelled():
             error = task.exception()
             if error is not None:
@@ -223,10 +232,11 @@ class Lane:
         asked_at: the loop's time when the request had left.
         dialled: a connection was made for it.
         fresh_at: the loop's time when another lane was opened beside this one.
+        given_up: an answer over it is not expected any more, though one would still count.
         newer_than: it takes no connection that has brought nothing since this moment of the loop's time.
     """
 
-    __slots__ = ("_loop", "_on_held", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "held",
+    __slots__ = ("_loop", "_on_held", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up", "held",
                  "newer_than", "run", "step", "timer")  # fmt: skip
 
     def __init__(self, run: Run, step: Step, on_held: "Callable[[Lane], None]", *, quiet: bool) -> None:
@@ -241,7 +251,7 @@ class Lane:
         self.asked_at: float | None = None
         self.fresh_at: float | None = None
         self.newer_than = self.begun_at if step.fresh else None
-        self.dialled = False
+        self.dialled = self.given_up = False
         self.timer: asyncio.TimerHandle | None = None
 
     def stage(self, stage: str) -> None:

@@ -70,11 +70,17 @@ class CallTrace:
         if self._attempt is not None:
             self._attempt.address, self._attempt.carrier, self._attempt.reused = address, carrier, reused
 
+    def attempt_refused(self, status: int) -> None:
+        """The step's answer was one that says "try again"."""
+        self._end_attempt()
+        if self._attempt is not None:
+            self._attempt.failure = kinds.status_kind(status)
+
     def attempt_failed(self, error: BaseException) -> None:
         """The step failed, or the caller gave up in it."""
         self._end_attempt()
         phase = _phase(error, self.timeline.stage)
-        if self._attempt is not None:
+        if self._attempt is not None and not self._attempt.failure:  # what failed it first is what counts
             self._attempt.failure = _kind(error)
             self._attempt.phase = phase
             self._attempt.maybe_delivered = getattr(error, "maybe_delivered", False)

@@ -427,6 +427,8 @@ origin that ends each connection after ten."""
 RETRY_PAUSE_S: Final = 0.1
 """Pause before a request is sent again where something said no (a refused connection, an answer 503), doubled each
 time and spread by half: what was only restarted is often back at once."""
+RETRY_AFTER_SPREAD: Final = 0.25
+"""How much longer than a `Retry-After` asks for is waited at most, by chance: all were told the same moment."""
 RETRY_KEPT_BYTES: Final = 64 * 1024
 """Body of an answer that says "try again" (503, 429) kept for the caller while we do; a larger one is not repeated."""
 LOOK_S_MAX: Final = 1.0

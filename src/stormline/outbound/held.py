@@ -102,15 +102,16 @@ class Held:
 
     def doubt(self) -> None:
         """It is silent: put no further request on it until it brings something. What it carries goes on."""
-        self._shun_session()
+        self.shun_session()
         self._doubted_at = asyncio.get_running_loop().time()
 
     def distrust(self) -> None:
         """It does not answer: put no further request on it until it answers one. What it carries goes on."""
-        self._shun_session()
+        self.shun_session()
         self._mute_at = asyncio.get_running_loop().time()
 
-    def _shun_session(self) -> None:
+    def shun_session(self) -> None:
+        """Resume no TLS session there any more, if it was resumed and has not answered anything."""
         stream = self.stream
         if isinstance(stream, TlsStream) and not self.answered:
             stream.shun_session()
