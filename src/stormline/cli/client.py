@@ -56,7 +56,12 @@ def get(
     headers = [_header(text) for text in header or []]
     config = _config(bundle, state, deadline=deadline)
     content = _data(data)
-    response, body, trace = asyncio.run(_get(config, method.upper(), url, headers, content))
+    try:
+        response, body, trace = asyncio.run(_get(config, method.upper(), url, headers, content))
+    except errors.TransportError as error:
+        if verbose and error.trace is not None:
+            _tell(error.trace)
+        raise
     if verbose:
         _tell(trace)
     if out is not None:

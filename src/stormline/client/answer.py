@@ -193,6 +193,8 @@ class Answer:
         """Let the body go and end the call as failed; harmless where it has ended."""
         if not self._ended:
             self._ended = True
+            if isinstance(error, errors.TransportError):
+                error.trace = self.trace
             self.trace.pulled()
             self.trace.attempt_failed(error)
             self.trace.failed(error)

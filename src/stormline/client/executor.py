@@ -118,7 +118,9 @@ class Executor:
             reply = await self._climb(run)
         except BaseException as error:
             self._steering.leave(run)
-            if not isinstance(error, errors.TransportError):
+            if isinstance(error, errors.TransportError):
+                error.trace = trace
+            else:
                 trace.attempt_failed(error)
             trace.failed(error)
             raise
@@ -215,6 +217,7 @@ class Executor:
             run.trace.note(f"no time left for a pause of {pause_s:.3g} s")
             return False
         if pause_s > 0.0:
+            run.trace.enter(Phase.QUEUED)
             run.trace.note(f"pause {pause_s:.3g} s")
             await asyncio.sleep(pause_s)
         return True

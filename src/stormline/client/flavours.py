@@ -126,6 +126,8 @@ class Flavour:
             extra |= {"phase": error.phase, "maybe_delivered": error.maybe_delivered}
         converted = made(str(error), **extra)
         converted.request = request
+        if isinstance(error, errors.TransportError):
+            converted.trace = error.trace
         return converted  # type: ignore[no-any-return]
 
     def unsupported(self, request: Any) -> Exception:

@@ -236,8 +236,8 @@ class Lane:
         newer_than: it takes no connection that has brought nothing since this moment of the loop's time.
     """
 
-    __slots__ = ("_loop", "_on_held", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up", "held",
-                 "newer_than", "run", "step", "timer")  # fmt: skip
+    __slots__ = ("_loop", "_on_held", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up",
+                 "held", "newer_than", "run", "step", "timer")  # fmt: skip
 
     def __init__(self, run: Run, step: Step, on_held: "Callable[[Lane], None]", *, quiet: bool) -> None:
         self._loop = asyncio.get_running_loop()

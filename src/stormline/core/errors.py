@@ -42,6 +42,8 @@ What a caller can act on: `TransportError.maybe_delivered` (False: the request w
 anything may be sent again) and the same on `EngineError`, `CallError.code`, `RefusedError.action`.
 """
 
+from typing import Any
+
 from stormline.core import codes
 from stormline.core.phase import Phase
 
@@ -65,10 +67,13 @@ class TransportError(StormlineError):
         phase: how far it had come.
         maybe_delivered: False where it is certain that the peer did not get the request whole and so cannot have
             acted on it; True where it may have.
+        trace: the call's trace (`stormline.client.trace.CallTrace`), with its timeline and story, where the error is
+            that of a client's call; None else.
     """
 
     def __init__(self, message: str, *, phase: Phase, maybe_delivered: bool) -> None:
         super().__init__(message)
+        self.trace: Any = None
         self.phase = phase
         self.maybe_delivered = maybe_delivered
 

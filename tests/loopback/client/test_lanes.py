@@ -300,7 +300,7 @@ class TestGivingUp:
                 await client.get(site.url)
             assert caught.value.maybe_delivered is True
             asked = len(site.asked)
-            assert 2 <= asked <= limits.LANES_MAX
+            assert 2 <= asked <= limits.ATTEMPTS_MAX
             await wait_until(lambda: site.given_up == asked)
             await settled(client)
         assert len(site.asked) == asked
