@@ -145,7 +145,7 @@ def attempt_outlives_deadline(history):
 
 def many_attempts(history):
     record = history.records["d1"][0].record
-    record.attempts = [AttemptRecord(means="direct") for _ in range(limits.ATTEMPTS_MAX + 1)]
+    record.attempts = [AttemptRecord(means="direct") for _ in range(2 * limits.ATTEMPTS_MAX + 1)]
 
 
 def overflow(history):

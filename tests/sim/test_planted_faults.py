@@ -11,7 +11,7 @@ from stormline.core import errors
 from stormline.testing import scenario, simworld
 
 SEEDS_MAX = 50
-NAMES = scenario.names()
+NAMES = [name for name in scenario.names() if scenario.load(name).direct is None]
 
 
 def found_by(base_seed: int) -> str:

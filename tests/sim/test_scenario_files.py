@@ -21,6 +21,11 @@ queue_bytes = 5000
 kind = "blackout"
 every_s = 5
 """
+DIRECT = """
+[workload]
+mix = { get = 1 }
+[direct]
+"""
 
 
 @pytest.mark.parametrize("name", scenario.names())
@@ -55,6 +60,11 @@ def test_ranges_are_drawn_from_and_numbers_taken_as_they_are() -> None:
         (GOOD + "[workload]\nmix = { put = 1 }", "put"),
         (GOOD + "[workload]\ndevices = 0", "devices"),
         (GOOD + "[extra]\n", "extra"),
+        (GOOD.replace("blackout", "mute"), "needs [direct]"),
+        (GOOD.replace("blackout", "engine-cut") + DIRECT, "[direct] has none"),
+        (GOOD + "[direct]\n", "rpc"),
+        (GOOD + "[workload]\nmix = { events = 1 }", "events"),
+        (GOOD + DIRECT + "addresses = 0", "addresses"),
         (GOOD.replace("[link]", '[fades]\nperiod_s = 1\n[link]'), "fades"),
     ],
 )  # fmt: skip

@@ -21,8 +21,8 @@ SCHEDULE_REPEAT_S_MIN: Final = 0.01
 # -- the simulator ----------------------------------------------------------------------------------------------------
 SIM_TIME_MAX_S: Final = 24 * 3600.0
 """Virtual seconds of one run: a scenario is minutes; what is not over after a day never will be."""
-SIM_STEPS_MAX: Final = 1_000_000
-"""Turns of the loop in one run: ten seconds of real time; a scenario needs ten to twenty thousand."""
+SIM_STEPS_MAX: Final = 250_000
+"""Turns of the loop in one run: some seconds of real time; a scenario needs five to twenty thousand."""
 SIM_SEGMENT_BYTES: Final = 1400
 """Bytes of one simulated TCP segment: an Ethernet frame less the headers and what tunnels take."""
 SIM_HEADER_BYTES: Final = 52

@@ -158,8 +158,8 @@ class Race:
         self._left: list[_Racer] = []  # live when the race ended
         self._failures: dict[Address, Exception] = {}  # the last of each address
         self._told: set[Address] = set()  # failures that `advice` knows
+        self._knocked: dict[Address, float] = {}  # when each was last started; a repeat that failed at once counts too
         self._repeats: dict[Address, int] = {}
-        self._knocked: dict[Address, float] = {}  # when each was last started, also where that failed at once
         self._rounds = 1
         self._round_at = -math.inf  # when this round began or is to begin
         self._start_at = -math.inf  # when the next of those that wait is started, if none fails before
@@ -364,7 +364,8 @@ class Race:
         """Give for each address on its way when one of its racers last showed life or was last given the chance to."""
         signs: dict[Address, float] = {}
         for racer in self._live:
-            signs[racer.address] = max(signs.get(racer.address, self._knocked[racer.address]), racer.sign_at)
+            known_at = signs.get(racer.address, self._knocked[racer.address])
+            signs[racer.address] = max(known_at, racer.sign_at)
         return signs
 
     # -- the gate -----------------------------------------------------------------------------------------------------

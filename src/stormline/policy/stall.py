@@ -183,7 +183,8 @@ def _idle(silence: Silence, quiet: float) -> Decision:
     due = limits.STALL_LIVENESS_S - quiet
     if due <= 0.0:
         return Decision(Action.PROBE, limits.STALL_LOOK_S_MAX, "idle for long")
-    return Decision(Action.WAIT, due, "idle")
+    # Never a moment so small that the clock does not move within it.
+    return Decision(Action.WAIT, max(due, limits.STALL_LOOK_S_MIN), "idle")
 
 
 def _silent(silence: Silence, quiet: float, rto: float) -> tuple[bool, str]:

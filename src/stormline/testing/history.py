@@ -1,8 +1,11 @@
 """What happened in a simulated run, as the invariants look at it afterwards. Plain data, no behaviour."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from stormline.telemetry.timeline import CallRecord
+
+_WRITES: Final = frozenset({"post", "rpc", "upload"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -12,7 +15,7 @@ class CallEntry:
     Attributes:
         id: unique in the run; origin and service know the call by it.
         device: who called.
-        kind: `get`, `post`, `post-key`, `rpc` or `rpc-key`.
+        kind: `get`, `post`, `post-key`, `rpc`, `rpc-key`; in worlds without a platform more of them, see `simdirect`.
         deadline_s: what it was given.
         started_s: virtual time.
         ended_s: virtual time, None while it runs.
@@ -23,6 +26,9 @@ class CallEntry:
         status: HTTP status, 0 for none.
         intact: the answer was the one to this call, whole.
         fresh: no fault of the scenario was on any more when it began.
+        head_s: when the head of its answer came, None where none did or nobody looked.
+        cancelled_s: when its caller cancelled it, None where it did not.
+        hurried: its deadline is so short that it says nothing of the network.
     """
 
     id: str
@@ -38,6 +44,9 @@ class CallEntry:
     status: int = 0
     intact: bool = False
     fresh: bool = False
+    head_s: float | None = None
+    cancelled_s: float | None = None
+    hurried: bool = False
 
     @property
     def ok(self) -> bool:
@@ -47,7 +56,7 @@ class CallEntry:
     @property
     def is_write(self) -> bool:
         """It changes something where it is processed."""
-        return self.kind != "get"
+        return self.kind.partition("-")[0] in _WRITES
 
     @property
     def has_key(self) -> bool:
@@ -91,11 +100,13 @@ class Processing:
         arrivals: requests that came.
         keyless: those of them without an idempotency key.
         executed: times the work was done.
+        refusals: requests answered with a status that is no answer.
     """
 
     arrivals: int = 0
     keyless: int = 0
     executed: int = 0
+    refusals: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +137,69 @@ class RecordEntry:
         return self.record.path.rpartition("/")[2].rpartition(".")[2]
 
 
+@dataclass(slots=True)
+class Attempt:
+    """One request that the executor gave to the pool of connections, from then to its answer's head or its failure.
+
+    Attributes:
+        call_id: for which call.
+        began_s: virtual time.
+        ended_s: virtual time, None while it runs.
+        error: class of what it failed with, empty for none.
+        retry_after_s: the seconds that the answer's `Retry-After` said, None where it said none.
+    """
+
+    call_id: str
+    began_s: float
+    ended_s: float | None = None
+    error: str = ""
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAsk:
+    """One question to a client's retry budget, or a first request that it was told of.
+
+    Attributes:
+        device: whose budget.
+        host: for which host.
+        at_s: virtual time.
+        cost: what was granted, in tokens: 1 for a retry, less where nothing had been heard; 0 for one refused.
+        first: it is a first request, not a retry.
+        later: it was told to wait, and for how long; the client goes on after that without asking again.
+    """
+
+    device: str
+    host: str
+    at_s: float
+    cost: float
+    first: bool = False
+    later: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class DirectHistory:
+    """What is looked at in worlds whose clients ask origins themselves.
+
+    Attributes:
+        attempts: what the executor gave to the pool, in order.
+        lanes: the most attempts of one call that ran side by side, by call.
+        asks: what became of the retry budget, in order.
+        connects: connections begun, as (device, address, virtual time).
+        dark: when a device's link was dark both ways, as (device, from, to).
+        stories: what each call told of itself.
+        left: what a client still held when it had nothing to do, or after it was closed.
+    """
+
+    attempts: list[Attempt] = field(default_factory=list)
+    lanes: dict[str, int] = field(default_factory=dict)
+    asks: list[RetryAsk] = field(default_factory=list)
+    connects: list[tuple[str, str, float]] = field(default_factory=list)
+    dark: list[tuple[str, float, float]] = field(default_factory=list)
+    stories: dict[str, list[str]] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The most that was seen of something that has a bound."""
@@ -149,6 +223,7 @@ class History:
     given_up: list[str] = field(default_factory=list)
     links: list[LinkLife] = field(default_factory=list)
     bounds: dict[str, Bound] = field(default_factory=dict)
+    direct: DirectHistory = field(default_factory=DirectHistory)
     end_s: float = 0.0
     packets: int = 0
     fired: dict[str, int] = field(default_factory=dict)

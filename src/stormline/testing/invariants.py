@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from stormline.core import limits
+from stormline.telemetry.timeline import AttemptRecord
 from stormline.testing.history import CallEntry, History, Processing
 
 DEADLINE_SLACK_S: Final = 0.1
@@ -79,7 +80,7 @@ def errors_are_ours(history: History) -> Iterator[str]:
 def a_call_keeps_its_deadline(history: History) -> Iterator[str]:
     """A call that fails before its answer has begun does so by its deadline."""
     for call in history.calls.values():
-        if call.ended_s is None or not call.error or call.phase in ("body", "decode"):
+        if call.ended_s is None or not call.error or call.phase in ("body", "decode") or call.head_s is not None:
             continue
         late = call.ended_s - call.started_s - call.deadline_s
         if late > DEADLINE_SLACK_S:
@@ -189,17 +190,32 @@ def attempts_keep_the_deadline(history: History) -> Iterator[str]:
             deadline_ms = (call.deadline_s + DEADLINE_SLACK_S) * 1000
             for attempt in record.attempts:
                 end_ms = attempt.start_ms + attempt.duration_ms
+                if call.head_s is not None and entry.started_s + attempt.start_ms / 1000 >= call.head_s:
+                    continue  # it goes on with a body that broke off; its head was in time
                 late = end_ms > deadline_ms and attempt.failure and attempt.phase not in ("body", "decode")
                 if attempt.start_ms > deadline_ms or late:
                     yield f"call {call.id}: an attempt by {attempt.means} ran to {end_ms:.0f} ms, past the deadline"
 
 
 def http_attempts_stay_in_budget(history: History) -> Iterator[str]:
-    """An HTTP request makes at most `limits.ATTEMPTS_MAX` attempts, each twice where its connection was only stale."""
+    """An HTTP request makes at most `limits.ATTEMPTS_MAX` attempts, each twice where its connection was stale."""
     for entries in history.records.values():
         for record in (entry.record for entry in entries):
-            if record.method != "CALL" and len(record.attempts) > 2 * limits.ATTEMPTS_MAX:
-                yield f"record of {record.path}: {len(record.attempts)} attempts, at most 2 x {limits.ATTEMPTS_MAX}"
+            refused = sum(_refused(attempt) for attempt in record.attempts)
+            number = len(record.attempts) - min(refused, limits.REFUSALS_MAX)
+            if record.method != "CALL" and number > 2 * limits.ATTEMPTS_MAX:
+                yield f"record of {record.path}: {number} attempts, at most 2 x {limits.ATTEMPTS_MAX}"
+
+
+def _refused(attempt: AttemptRecord) -> bool:
+    """Say whether an attempt failed on a connection that stood, with nothing processed."""
+    return bool(
+        attempt.failure
+        and attempt.means != "long"
+        and not attempt.maybe_delivered
+        and not attempt.failure.startswith("timeout")
+        and attempt.phase in ("queued", "send", "first_byte")
+    )
 
 
 def bounds_hold(history: History) -> Iterator[str]:

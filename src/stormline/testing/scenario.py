@@ -52,10 +52,48 @@ FaultKind = Literal[
     "engine-cut",
     "origin-slow",
     "origin-dies",
+    # of origins that clients ask themselves
+    "dead",
+    "refused",
+    "tls-hang",
+    "tls-cut",
+    "mute",
+    "stall",
+    "cut",
+    "reset",
+    "idle-close",
+    "goaway",
+    "refuse-stream",
+    "busy",
+    "broken",
+    "damage",
+    "slow",
+    "dns-fails",
+    "dns-slow",
+    "dns-moves",
+    "told-change",
+    "kill",
 ]
+ADDRESS_FAULTS: Final = frozenset(
+    {
+        "dead", "refused", "tls-hang", "tls-cut", "mute", "stall", "cut", "reset", "idle-close", "goaway",
+        "refuse-stream", "busy", "broken", "damage", "slow", "kill",
+    }
+)  # fmt: skip
+"""Faults of one address of an origin, or of all."""
+DIRECT_FAULTS: Final = ADDRESS_FAULTS | {"dns-fails", "dns-slow", "dns-moves", "told-change"}
+"""Faults of worlds with `[direct]`, beside those of links and clocks."""
+LINK_FAULTS: Final = frozenset({"blackout", "lost-answers", "link", "switch-address", "nat-forget", "wall-step"})
+"""Faults of every world."""
 
 
-CallKind = Literal["get", "post", "post-key", "rpc", "rpc-key"]
+CallKind = Literal[
+    "get", "post", "post-key", "rpc", "rpc-key",
+    "large", "coded", "plain", "upload", "upload-key", "events", "poll", "once",
+]  # fmt: skip
+_PLATFORM_KINDS: Final = frozenset({"rpc", "rpc-key"})
+_DIRECT_KINDS: Final = frozenset({"large", "coded", "plain", "upload", "upload-key", "events", "poll", "once"})
+_HAVE_NO_PLACE: Final = {False: "need a platform, and there is [direct]", True: "need [direct]"}
 _MIX: Final[dict[CallKind, float]] = {"get": 4, "post": 3, "post-key": 2, "rpc": 2, "rpc-key": 1}
 
 
@@ -72,6 +110,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         pushes_per_s: pushes to each device.
         ack_s: how long an application takes over a push.
         push_tries: how often the sender repeats a push that was not acked.
+        cancel_pct: share of calls whose caller cancels them; with `[direct]`.
+        vary_pct: share of reads whose answer is another each time it is asked for; with `[direct]`.
+        hurry_pct: share of calls whose deadline is a second or two; with `[direct]`.
     """
 
     devices: Annotated[int, msgspec.Meta(ge=1, le=50)] = 2
@@ -83,6 +124,35 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pushes_per_s: float = 0.4
     ack_s: Amount = (0.0, 0.8)
     push_tries: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
+    cancel_pct: float = 0.0
+    hurry_pct: float = 0.0
+    vary_pct: float = 0.0
+
+
+class Direct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A world whose clients ask origins themselves.
+
+    Attributes:
+        origins: names there are.
+        addresses: of each, of both families in turn.
+        http2_pct: how often an address speaks HTTP/2 too.
+        cost_s: what a server needs for an answer, on average.
+        platform: dispatch is there too, and tells clients the origins' addresses; nothing goes over a gateway.
+        networks: kinds of network the clients are told to be on, one is drawn for each.
+        network_changes_pct: how often a client is told of a new address.
+        spare: the last address of each origin has no trouble of its own, unless it hits all.
+        small_faults: there are those of `testing.buggify` too.
+    """
+
+    origins: Annotated[int, msgspec.Meta(ge=1, le=4)] = 2
+    addresses: Annotated[int, msgspec.Meta(ge=1, le=8)] = 3
+    http2_pct: float = 50.0
+    cost_s: Amount = (0.005, 0.05)
+    platform: bool = False
+    networks: tuple[Literal["unknown", "wifi", "cell", "wired"], ...] = ("unknown", "wifi", "cell")
+    network_changes_pct: float = 50.0
+    spare: bool = False
+    small_faults: bool = True
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +170,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         on: wall-step: whose clock, `device` or `server`.
         kill_pct: switch-address: how often the system breaks the old connections; else they hang.
         restarted_pct: engine-cut: how often it comes back with an empty memory.
-        all_pct: how often it hits all devices or gateways at once; else one of them.
+        all_pct: how often it hits all devices, gateways or addresses at once; else one of them.
+        pct: of a server's fault: how many of the requests in a hundred it hits while it lasts.
+        retry_after_s: busy, broken: what `Retry-After` says; absent for none.
     """
 
     kind: FaultKind
@@ -115,6 +187,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kill_pct: float = 50.0
     restarted_pct: float = 30.0
     all_pct: float = 0.0
+    pct: Amount = 100.0
+    retry_after_s: Amount | None = None
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,11 +198,15 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         success_pct: share of calls that get their answer, at least.
         read_success_pct: the same of reads and of writes with a key, which may be tried again.
         acked_pct: share of pushes whose sender was told `acked` in the end, at least.
+        ipv6_pct: share of the calls after the storm that are answered over IPv6, at least.
+        p95_s: 95 of 100 calls that ask and get a small answer take no longer; 0 for any time.
     """
 
     success_pct: float = 0.0
     read_success_pct: float = 0.0
     acked_pct: float = 0.0
+    ipv6_pct: float = 0.0
+    p95_s: float = 0.0
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +220,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         fades: bad moments of the radio, fields of `netmodel.params.FadeParams`; absent for none.
         nat_idle_s: after which a NAT on the way forgets a connection; absent for no NAT.
         gateways: how many there are.
+        direct: there are none, clients ask origins themselves.
         workload: what applications do.
         faults: what goes wrong.
         checks: what must come out.
@@ -154,6 +233,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fades: dict[str, Amount | str] = {}
     nat_idle_s: Amount | None = None
     gateways: Annotated[int, msgspec.Meta(ge=1, le=9)] = 2
+    direct: Direct | None = None
     workload: Workload = Workload()
     faults: tuple[Fault, ...] = ()
     checks: Checks = Checks()
@@ -204,6 +284,12 @@ def read(text: str, *, where: str) -> Scenario:
     for number, fault in enumerate(scenario.faults, 1):
         if (fault.at_s is None) == (fault.every_s is None):
             raise errors.ConfigError(f"{where}: fault {number} ({fault.kind}) needs one of at_s and every_s")
+        if fault.kind not in LINK_FAULTS and (fault.kind in DIRECT_FAULTS) is (scenario.direct is None):
+            needs = "[direct]" if scenario.direct is None else "gateways, and [direct] has none"
+            raise errors.ConfigError(f"{where}: fault {number} ({fault.kind}) needs {needs}")
+    strange = sorted(set(scenario.workload.mix) & (_PLATFORM_KINDS if scenario.direct is not None else _DIRECT_KINDS))
+    if strange:
+        raise errors.ConfigError(f"{where}: calls of kind {strange[0]!r} {_HAVE_NO_PLACE[scenario.direct is None]}")
     if not sum(scenario.workload.mix.values()) > 0:
         raise errors.ConfigError(f"{where}: the mix is empty")
     return scenario

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import httpx2
@@ -31,11 +32,18 @@ _DNS_TRIES: Final = 4
 
 
 class SimNames:
-    """`net.resolve.NameSource` of a simulated host: one question over its link, repeated where it is lost."""
+    """`net.resolve.NameSource` of a simulated host: one question over its link, repeated where it is lost.
 
-    def __init__(self, host: Host, net: SimNet) -> None:
+    Args:
+        host: the machine that asks.
+        net: its network.
+        answer: gives the addresses of a name when the answer is back; raises socket.gaierror where it has none.
+    """
+
+    def __init__(self, host: Host, net: SimNet, answer: Callable[[str], tuple[str, ...]]) -> None:
         self._host = host
         self._net = net
+        self._answer = answer
 
     def ask(self, host: str, *, refresh: bool) -> asyncio.Future[tuple[str, ...]]:
         """See `net.resolve.NameSource.ask`."""
@@ -45,17 +53,21 @@ class SimNames:
         """See `net.resolve.NameSource.withdraw`: the answer will come anyway."""
 
     async def _ask(self, host: str) -> tuple[str, ...]:
-        """Give the origin's address for its name."""
-        if host != SHOP:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         for _ in range(_DNS_TRIES):
             if not self._host.addresses:
                 raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DNS_ASK_S):
                     await self._net.ask(self._host, 64, 160)
-                    return (ORIGIN.host,)
+                    return self._answer(host)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+def _shop_only(host: str) -> tuple[str, ...]:
+    """Give the origin's address for its name."""
+    if host != SHOP:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return (ORIGIN.host,)
 
 
 class Device:
@@ -126,6 +138,9 @@ class Device:
         self._moves += 1
         self.host.join_network(self._inner_ip(), self._nat())
 
+    def went_dark(self, lasts_s: float) -> None:
+        """See `simfaults.Machine`; nobody asks here."""
+
     async def _open_tcp(self, address: Address) -> TcpStream:
         sock = await self.host.connect(address)
         if any(address == gateway.address for gateway in self._platform.gateways):
@@ -146,7 +161,7 @@ class Device:
             rng=rng,
             open_tcp=self._open_tcp,
             trust=SimTrust(),
-            resolver=lambda: Resolver(SimNames(self.host, self._net)),
+            resolver=lambda: Resolver(SimNames(self.host, self._net, _shop_only)),
             environ={},
             is_assigned=lambda ip: ip in self.host.addresses,
         )

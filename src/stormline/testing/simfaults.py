@@ -2,34 +2,60 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, ClassVar, Protocol
 
 from stormline.netmodel.params import BlackoutMode
 from stormline.testing.scenario import Fault, draw, draw_link
-from stormline.testing.simdevice import Device
-from stormline.testing.simloop import SimRng, VirtualLoop
+from stormline.testing.simloop import SimClock, SimRng, VirtualLoop
+from stormline.testing.simnet import Host
 from stormline.testing.simplatform import Gateway, Platform
 
 
-class Faults:
-    """All troubles of one run.
+class Machine(Protocol):
+    """A device as its troubles see it.
+
+    Attributes:
+        name: its name in the run.
+        host: its machine.
+        clock: its clocks.
+    """
+
+    name: str
+    host: Host
+    clock: SimClock
+
+    def leave_network(self, *, kill: bool) -> None:
+        """Lose the network; `kill`: the system breaks the old connections."""
+        ...
+
+    def join_network(self) -> None:
+        """Be on a network again, with another address."""
+        ...
+
+    def went_dark(self, lasts_s: float) -> None:
+        """Its link is dark both ways from now on, for so long."""
+        ...
+
+
+class LinkFaults:
+    """The troubles of devices and their links; those of servers are added by what inherits from it.
 
     Args:
         faults: what there is.
         loop: virtual time.
         devices: whom it hits.
-        platform: or whom else.
         rng: when, how long, whom.
     """
 
+    kinds: ClassVar[dict[str, Callable[[Any, Fault, SimRng], Awaitable[None]]]]
+
     def __init__(
-        self, faults: tuple[Fault, ...], *, loop: VirtualLoop, devices: list[Device], platform: Platform, rng: SimRng
+        self, faults: tuple[Fault, ...], *, loop: VirtualLoop, devices: Sequence[Machine], rng: SimRng
     ) -> None:
         self._faults = faults
         self._loop = loop
-        self._devices = devices
-        self._platform = platform
+        self._devices = list(devices)
         self._rng = rng
         self._tasks: list[asyncio.Task[None]] = []
         self._locks: dict[str, asyncio.Lock] = {}
@@ -53,7 +79,7 @@ class Faults:
                 await self._ended.wait()
 
     async def _run(self, fault: Fault, rng: SimRng) -> None:
-        begin = _KINDS[fault.kind]
+        begin = self.kinds[fault.kind]
         if fault.at_s is not None:
             await self._pause(draw(fault.at_s, rng) - self._loop.time())
             if not self._ended.is_set():
@@ -65,20 +91,14 @@ class Faults:
                 return
             await self._one(begin, fault, rng)
 
-    async def _one(
-        self, begin: "Callable[[Faults, Fault, SimRng], Awaitable[None]]", fault: Fault, rng: SimRng
-    ) -> None:
+    async def _one(self, begin: Callable[[Any, Fault, SimRng], Awaitable[None]], fault: Fault, rng: SimRng) -> None:
         self._loop.trace("fault", fault.kind)
         await begin(self, fault, rng)
         self._loop.trace("fault over", fault.kind)
 
-    def _hit(self, fault: Fault, rng: SimRng) -> list[Device]:
+    def _hit(self, fault: Fault, rng: SimRng) -> list[Machine]:
         everybody = rng.chance(fault.all_pct / 100)
         return list(self._devices) if everybody else [rng.choice(self._devices)]
-
-    def _gateways(self, fault: Fault, rng: SimRng) -> list[Gateway]:
-        everybody = rng.chance(fault.all_pct / 100)
-        return list(self._platform.gateways) if everybody else [rng.choice(self._platform.gateways)]
 
     @contextlib.asynccontextmanager
     async def _alone(self, what: str) -> AsyncIterator[None]:
@@ -94,6 +114,8 @@ class Faults:
         for device in self._hit(fault, rng):
             if device.host.link is not None:
                 device.host.link.blackout(BlackoutMode(mode), lasts_s, direction=fault.direction)
+                if fault.direction == "both":
+                    device.went_dark(lasts_s)
         await self._pause(lasts_s)
 
     async def _lost_answers(self, fault: Fault, rng: SimRng) -> None:
@@ -131,18 +153,42 @@ class Faults:
 
     async def _wall_step(self, fault: Fault, rng: SimRng) -> None:
         seconds = draw(fault.seconds, rng)
-        clocks = (
-            [self._platform.server_clock, *(gateway.clock for gateway in self._platform.gateways)]
-            if fault.on == "server"
-            else [device.clock for device in self._hit(fault, rng)]
-        )
+        clocks = self._server_clocks() if fault.on == "server" else [each.clock for each in self._hit(fault, rng)]
         for clock in clocks:
             clock.step_wall(seconds)
         await self._pause(draw(fault.lasts_s, rng))
         for clock in clocks:
             clock.step_wall(-seconds)
 
-    # -- servers -----------------------------------------------------------------------------------------------------
+    def _server_clocks(self) -> list[SimClock]:
+        return []
+
+
+class Faults(LinkFaults):
+    """All troubles of one run with a platform.
+
+    Args: as `LinkFaults`, and
+        platform: whom else it hits.
+    """
+
+    def __init__(
+        self,
+        faults: tuple[Fault, ...],
+        *,
+        loop: VirtualLoop,
+        devices: Sequence[Machine],
+        platform: Platform,
+        rng: SimRng,
+    ) -> None:
+        super().__init__(faults, loop=loop, devices=devices, rng=rng)
+        self._platform = platform
+
+    def _server_clocks(self) -> list[SimClock]:
+        return [self._platform.server_clock, *(gateway.clock for gateway in self._platform.gateways)]
+
+    def _gateways(self, fault: Fault, rng: SimRng) -> list[Gateway]:
+        everybody = rng.chance(fault.all_pct / 100)
+        return list(self._platform.gateways) if everybody else [rng.choice(self._platform.gateways)]
 
     async def _down(self, gateway: Gateway, stop: Awaitable[None], lasts_s: float) -> None:
         await stop
@@ -192,13 +238,16 @@ class Faults:
             self._platform.origin.start()
 
 
-_KINDS: Final[dict[str, Callable[[Faults, Fault, SimRng], Awaitable[None]]]] = {
-    "blackout": Faults._blackout,
-    "lost-answers": Faults._lost_answers,
-    "link": Faults._link,
-    "switch-address": Faults._switch_address,
-    "nat-forget": Faults._nat_forget,
-    "wall-step": Faults._wall_step,
+LinkFaults.kinds = {
+    "blackout": LinkFaults._blackout,
+    "lost-answers": LinkFaults._lost_answers,
+    "link": LinkFaults._link,
+    "switch-address": LinkFaults._switch_address,
+    "nat-forget": LinkFaults._nat_forget,
+    "wall-step": LinkFaults._wall_step,
+}
+Faults.kinds = {
+    **LinkFaults.kinds,
     "gateway-crash": Faults._gateway,
     "gateway-power-cut": Faults._gateway,
     "gateway-drain": Faults._gateway,

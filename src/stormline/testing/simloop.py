@@ -148,6 +148,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
         return [f"  task {task.get_name()!r} waits at {_place(task)}" for task in tasks]
 
+    def timers(self, modules: tuple[str, ...]) -> list[str]:
+        """Name the callbacks of these modules, given by how they begin, that are scheduled and not cancelled."""
+        names = []
+        for handle in self._scheduled:  # type: ignore[attr-defined]
+            if not handle.cancelled():
+                function: Any = handle._callback
+                while isinstance(function, functools.partial):
+                    function = function.func
+                if str(getattr(function, "__module__", "")).startswith(modules):
+                    names.append(f"{function.__module__}.{function.__qualname__}")
+        return sorted(names)
+
     # -- trace -------------------------------------------------------------------------------------------------------
 
     def trace(self, *parts: object) -> None:

@@ -57,6 +57,25 @@ class NoFaults:
         return size
 
 
+class Switch:
+    """Sites that can be switched off for good."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._sites = sites
+
+    def off(self) -> None:
+        """Have none fire any more."""
+        self._sites = NoFaults()
+
+    def fires(self, site: str) -> bool:
+        """See `Sites`."""
+        return self._sites.fires(site)
+
+    def size(self, site: str, size: int) -> int:
+        """See `Sites`."""
+        return self._sites.size(site, size)
+
+
 class Pipe:
     """One direction of a link: a `LinkModel` and what is on its way in it."""
 
@@ -210,6 +229,11 @@ class SimSocket:
     def end(self) -> TcpEnd:
         """The connection."""
         return self._end
+
+    @property
+    def closed(self) -> bool:
+        """Its owner has closed it."""
+        return self._closed
 
     @property
     def readable(self) -> bool:

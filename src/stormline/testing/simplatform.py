@@ -96,6 +96,14 @@ class Ledger:
             self._keys.add(key)
             done.executed += 1
 
+    def arrivals(self, call_id: str) -> int:
+        """Give how many requests of a call have come."""
+        return self._history.processed.setdefault(call_id, Processing()).arrivals
+
+    def refused(self, call_id: str) -> None:
+        """One request of a call was answered with a status that is no answer to it."""
+        self._history.processed.setdefault(call_id, Processing()).refusals += 1
+
 
 class Origin:
     """An HTTP origin: `POST /op/ID?size=N` works and answers N bytes. It answers on TLS and on a plain port.

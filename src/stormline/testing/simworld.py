@@ -11,15 +11,16 @@ from typing import Final
 from stormline.core import errors, limits
 from stormline.gateway.node import GatewayNode
 from stormline.netmodel.params import LinkParams
-from stormline.testing import invariants, simloop
+from stormline.testing import invariants, invariants_direct, simloop
 from stormline.testing import scenario as scenarios
 from stormline.testing.buggify import Buggify
 from stormline.testing.history import History, PushEntry
 from stormline.testing.scenario import Scenario
 from stormline.testing.simdevice import Device, push_content
+from stormline.testing.simdirect import DirectWorld
 from stormline.testing.simfaults import Faults
 from stormline.testing.simloop import SimRng, SimulationFailed, VirtualLoop
-from stormline.testing.simnet import NoFaults, SimNet, Sites
+from stormline.testing.simnet import SimNet, Switch
 from stormline.testing.simplatform import APP, Platform
 
 _DRAIN_S: Final = 180.0
@@ -49,7 +50,7 @@ class World:
         self._history = history
         self._rng = SimRng(seed, "world")
         self._stormy = Buggify(self._rng.child("buggify"))
-        self._sites = _Switch(self._stormy)
+        self._sites = Switch(self._stormy)
         self.net = SimNet(loop, self._rng.child("net"), sites=self._sites)
         self.platform = Platform(
             loop, self.net, self._rng.child("platform"), self._sites, history, gateways=scenario.gateways
@@ -216,25 +217,6 @@ class World:
                     self._history.saw(f"{gateway.name} calls", calls, limits.GATEWAY_CALLS_MAX)
 
 
-class _Switch:
-    """Sites that can be switched off for good."""
-
-    def __init__(self, sites: Sites) -> None:
-        self._sites = sites
-
-    def off(self) -> None:
-        """Have none fire any more."""
-        self._sites = NoFaults()
-
-    def fires(self, site: str) -> bool:
-        """See `simnet.Sites`."""
-        return self._sites.fires(site)
-
-    def size(self, site: str, size: int) -> int:
-        """See `simnet.Sites`."""
-        return self._sites.size(site, size)
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """What came out of one run.
@@ -277,7 +259,10 @@ def run(name: str, seed: int, *, scenario: Scenario | None = None, log: list[str
     history = History(scenario=name, seed=seed)
 
     async def main() -> None:
-        await World(scenario, seed, history).run()
+        if scenario.direct is not None:
+            await DirectWorld(scenario, scenario.direct, seed, history).run()
+        else:
+            await World(scenario, seed, history).run()
 
     problems: list[str] = []
     virtual_s, trace_hash = 0.0, ""
@@ -289,6 +274,8 @@ def run(name: str, seed: int, *, scenario: Scenario | None = None, log: list[str
     except SimulationFailed as error:
         problems += error.problems
     problems += invariants.check(history)
+    if scenario.direct is not None:
+        problems += invariants_direct.check(history)
     if not problems:
         problems += _thresholds(history, scenario.checks)
     where = f"{name} seed {seed}"
@@ -296,20 +283,35 @@ def run(name: str, seed: int, *, scenario: Scenario | None = None, log: list[str
 
 
 def _thresholds(history: History, checks: scenarios.Checks) -> list[str]:
-    calls = [call for call in history.calls.values() if not call.fresh]
-    safe = [call for call in calls if not call.is_write or call.has_key]
+    calls = [
+        call for call in history.calls.values() if not (call.fresh or call.hurried or call.cancelled_s is not None)
+    ]
+    # A body that is a stream can be sent once only, with a key or without.
+    safe = [call for call in calls if not call.is_write or (call.has_key and not call.kind.startswith("upload"))]
     pushes = list(history.pushes.values())
+    fresh = {call.id for call in history.calls.values() if call.fresh}
+    records = [entry for entries in history.records.values() for entry in entries]
+    families = [entry.record.family for entry in records if entry.call_id in fresh]
     figures = (
         ("success", sum(call.ok for call in calls), len(calls), checks.success_pct),
         ("success of reads and keyed writes", sum(call.ok for call in safe), len(safe), checks.read_success_pct),
         ("acked pushes", sum(push.confirmed for push in pushes), len(pushes), checks.acked_pct),
     )
-    return [
+    problems = [
         f"check: {what} {100 * good / total:.1f} % of {total}, at least {least:g} % are asked for"
         for what, good, total, least in figures
         if total >= _CHECK_SAMPLE_MIN and 100 * good / total < least
     ]
+    if 100 * families.count(6) < checks.ipv6_pct * len(families):
+        problems.append(f"check: {families.count(6)} of {len(families)} calls after the storm went over IPv6")
+    times = sorted((call.ended_s or 0.0) - call.started_s for call in calls if call.ok and call.kind in _SMALL_KINDS)
+    slow_s = times[len(times) * 95 // 100] if len(times) >= _CHECK_SAMPLE_MIN else 0.0
+    if checks.p95_s and slow_s > checks.p95_s:
+        problems.append(f"check: 5 of 100 calls took longer than {slow_s:.3f} s, {checks.p95_s:g} are allowed")
+    return problems
 
 
+_SMALL_KINDS: Final = frozenset({"get", "coded", "plain", "post", "post-key", "once"})
+"""Calls whose time is that of the network."""
 _CHECK_SAMPLE_MIN: Final = 10
 """Fewer calls say nothing about a share."""

@@ -44,7 +44,11 @@ def test_get_verbose_tells_the_story_of_a_request_that_failed():
 
     url = f"http://127.0.0.1:{_closed_port()}/"
     done = subprocess.run(
-        [sys.executable, "-m", "stormline.cli.main", "get", "-v", url], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "stormline.cli.main", "get", "-v", url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode != 0
     assert done.stderr.count("try direct") == 4

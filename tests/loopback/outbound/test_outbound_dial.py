@@ -1,6 +1,7 @@
 """Racing connect against real sockets: who wins, what the error says, and that nothing stays open."""
 
 import asyncio
+import socket
 import ssl
 
 import pytest
@@ -10,7 +11,7 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.resolve import Resolver
 from stormline.net.trust import roles_context
-from stormline.outbound.dial import Dialer
+from stormline.outbound.dial import Dialer, Pace
 
 pytestmark = pytest.mark.loopback
 
@@ -24,6 +25,9 @@ class Names:
 
     def __init__(self, **known):
         self.known = known
+
+    def doubt(self, host):
+        """Nothing to doubt."""
 
     async def resolve(self, host, port):
         answer = self.known.get(host, ())
@@ -170,3 +174,112 @@ async def test_dial_cancelled_at_every_turn_leaves_nothing(dialer, serve, author
         await asyncio.gather(task, return_exceptions=True)
     left = [task for task in asyncio.all_tasks() if task.get_name().startswith("connect ")]
     assert left == []
+
+
+class Paced:
+    """An advice that gives a pace and keeps what it is told."""
+
+    def __init__(self, pace):
+        self.given, self.told = pace, []
+
+    def order(self, host, addresses, left):
+        return addresses
+
+    def pace(self, host):
+        return self.given
+
+    def connected(self, host, address, *, connect_s, tls_s):
+        self.told.append(("connected", address, connect_s >= 0, tls_s is not None and tls_s >= 0))
+
+    def failed(self, host, address, *, tried_s):
+        self.told.append(("failed", address, tried_s >= 0))
+
+    def outrun(self, host, address):
+        self.told.append(("outrun", address))
+
+
+def _paced(authority, **pace):
+    advice = Paced(Pace(**pace))
+    return Dialer(Resolver(), roles_context(authority.pem, ["http/1.1"]), advice=advice), advice.told
+
+
+async def test_dial_silent_address_that_comes_back_is_reached_by_a_knock(authority):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(0)
+        sock.setblocking(False)
+        address = Address(*sock.getsockname())
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(sock.getsockname())
+        dialer, told = _paced(authority, repeat_s=0.25)
+        notes = []
+
+        def drain(note):
+            notes.append(note)
+            if "knocking again" in note:
+                sock.accept()[0].close()
+
+        assert await _dial(dialer, address, on_note=drain) == address
+        for filler in fillers:
+            filler.close()
+    assert notes[-1].startswith(f"connected to {address}, 0 failed before, ")
+    assert [each[0] for each in told] == ["connected"]
+
+
+async def test_dial_mute_tls_is_knocked_at_and_the_next_connection_wins(authority, serve):
+    connections = 0
+
+    async def carry(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    good = await serve(_hold, authority.server)
+
+    async def first_mute(reader, writer):
+        nonlocal connections
+        connections += 1
+        if connections == 1:
+            await reader.read()
+            return
+        far_reader, far_writer = await asyncio.open_connection(*good)
+        try:
+            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+        finally:
+            far_writer.close()
+
+    address = await serve(first_mute)
+    dialer, told = _paced(authority, repeat_s=0.25)
+    assert await _dial(dialer, address, tls=True) == address
+    assert (connections, told) == (2, [("connected", address, True, True)])
+
+
+async def test_dial_silence_beyond_the_pace_goes_on_until_the_deadline(authority, silent, refused):
+    dialer, told = _paced(authority, connect_s=0.1)
+    with pytest.raises(errors.DeadlineExceeded) as caught:
+        await _dial(dialer, silent, refused, timeout_s=0.3)
+    assert f"{silent}: no connection within 0.1 s" in str(caught.value)
+    assert f"{refused}: connection refused" in str(caught.value)
+    assert told == [("failed", silent, True), ("failed", refused, True)]
+
+
+async def test_dial_tls_beyond_the_pace_tries_the_next(authority, serve):
+    mute, good = await serve(_hold), await serve(_hold, authority.server)
+    dialer, told = _paced(authority, tls_s=0.1, stagger_s=60.0)
+    assert await _dial(dialer, mute, good, tls=True) == good
+    assert told == [("failed", mute, True), ("connected", good, True, True)]
+
+
+async def test_dial_tls_to_both_at_once_with_cancellations_leaves_nothing(authority, serve):
+    addresses = [await serve(_hold, authority.server) for _ in range(3)]
+    dialer = Dialer(Resolver(), roles_context(authority.pem, ["http/1.1"]), stagger_s=0.0)
+    for turns in range(60):
+        tasks = [asyncio.create_task(_dial(dialer, *addresses, tls=True)) for _ in range(3)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        tasks[turns % 3].cancel()
+        peers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(peer in addresses or isinstance(peer, asyncio.CancelledError) for peer in peers)
+    assert [task for task in asyncio.all_tasks() if task.get_name().startswith("connect ")] == []

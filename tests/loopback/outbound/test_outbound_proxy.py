@@ -73,6 +73,9 @@ class Names:
         self.known = known
         self.asked = []
 
+    def doubt(self, host):
+        """Nothing to doubt."""
+
     async def resolve(self, host, port):
         self.asked.append(host)
         if Address(host, port).is_ip:

@@ -1,0 +1,52 @@
+"""The simulation reaches the policies and the parts of the client that act on them: 90 % of the lines of each."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import stormline
+from stormline.testing import scenario
+
+LEAST_PCT = 90.0
+SEEDS = 26
+"""A sample of those of `test_scenarios`: enough for the number, and it is over in twenty seconds."""
+SOURCES = Path(stormline.__path__[0])
+MEASURED = ("policy/*", "client/executor.py", "client/lanes.py", "client/steering.py", "client/following.py")
+OTHERS = ("test_policy_limits.py",)
+"""Tests of this folder that are measured too."""
+_RUNNER = """
+import sys, pytest
+code = pytest.main(["-q", "-p", "no:randomly", "-p", "no:cacheprovider", *sys.argv[4:]])
+from stormline.testing import simworld
+names, first, seeds = sys.argv[1].split(), int(sys.argv[2]), int(sys.argv[3])
+for seed in range(first, first + seeds):
+    report = simworld.run(names[seed % len(names)], seed)
+    assert not report.problems, report.problems
+sys.exit(code)
+"""
+
+
+def test_sample_of_seeds_reaches_ninety_percent_of_each_file(tmp_path, base_seed):
+    names = [name for name in scenario.names() if scenario.load(name).direct is not None]
+    names += [name for name in scenario.names() if name not in names][::3]
+    runner, rc, data, told = (tmp_path / name for name in ("runner.py", "rc", "data", "told.json"))
+    runner.write_text(_RUNNER)
+    rc.write_text(f"[run]\ndata_file = {data}\ninclude =\n" + "".join(f"    {SOURCES}/{each}\n" for each in MEASURED))
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES.parent)}
+    others = [str(Path(__file__).parent / name) for name in OTHERS]
+    for command in (
+        ["run", f"--rcfile={rc}", str(runner), " ".join(names), str(base_seed), str(SEEDS), *others],
+        ["json", f"--rcfile={rc}", "-q", "-o", str(told)],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "coverage", *command],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=55,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    files = json.loads(told.read_text())["files"]
+    reached = {name.rpartition("stormline/")[2]: each["summary"]["percent_covered"] for name, each in files.items()}
+    policies = {path.relative_to(SOURCES).as_posix() for path in SOURCES.glob("policy/*.py") if path.stat().st_size}
+    assert set(reached) >= policies | {name for name in MEASURED if "*" not in name}
+    assert {name: pct for name, pct in reached.items() if pct < LEAST_PCT} == {}
