@@ -10,8 +10,8 @@ import stormline
 from stormline.testing import scenario
 
 LEAST_PCT = 90.0
-SEEDS = 26
-"""A sample of those of `test_scenarios`: enough for the number, and it is over in twenty seconds."""
+SEEDS = 36
+"""A sample of those of `test_scenarios`: enough for the number, and it is over in half a minute."""
 SOURCES = Path(stormline.__path__[0])
 MEASURED = ("policy/*", "client/executor.py", "client/lanes.py", "client/steering.py", "client/following.py")
 OTHERS = ("test_policy_limits.py",)
@@ -42,7 +42,7 @@ def test_sample_of_seeds_reaches_ninety_percent_of_each_file(tmp_path, base_seed
     ):
         done = subprocess.run(
             [sys.executable, "-m", "coverage", *command],
-            env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=55,
+            env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=110,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
     files = json.loads(told.read_text())["files"]

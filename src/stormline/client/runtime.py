@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import ssl
+import weakref
 from collections.abc import AsyncIterable, Callable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
@@ -85,7 +87,7 @@ class Runtime:
             scheduling=self.scheduling,
             longline=self.longline,
             proxies=self._proxies,
-            left=self._left,
+            left=functools.partial(_left, weakref.ref(self)),
         )
 
     def _dialer(self, context: ssl.SSLContext, advice: Advice | None = None, *, roles: bool = False) -> Connector:
@@ -226,13 +228,6 @@ class Runtime:
             shape=shape,
         )
 
-    def _left(self, stream: Stream) -> bool:
-        """Say whether the address of a silent connection is gone; then the network has changed, and nobody said so."""
-        if self._outside.is_assigned(stream.local.host):
-            return False
-        self.network_changed()
-        return True
-
     def network_changed(self) -> None:
         """Leave what the network that was left behind carried, and doubt the rest; see `AsyncTransport`."""
         hosts: dict[str, bool] = {}
@@ -306,6 +301,18 @@ def _proxies(config: Config, outside: Outside) -> proxy_rules.ProxyRules:
     if config.proxy is not None:
         return proxy_rules.explicit(config.proxy)
     return proxy_rules.from_environment(outside.environ) if config.trust_env else proxy_rules.DIRECT
+
+
+def _left(runtime: weakref.ref[Runtime], stream: Stream) -> bool:
+    """Say whether the address of a silent connection is gone; then the network has changed, and nobody said so.
+
+    By a weak reference: a client that nobody closed must go, and its sockets with it, as soon as nobody holds it.
+    """
+    client = runtime()
+    if client is None or client._outside.is_assigned(stream.local.host):
+        return False
+    client.network_changed()
+    return True
 
 
 def _told_deadline(extensions: Mapping[str, Any]) -> float | None:
