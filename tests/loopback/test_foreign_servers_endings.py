@@ -18,7 +18,6 @@ from stormline.testing.origin import plain, running_origin
 from stormline.testing.world import make_pki
 
 pytestmark = pytest.mark.loopback
-REFUSED = "a request that the server refused as not processed is tried once more, not until it is taken"
 RELOADS = 8
 TASKS = 24
 
@@ -138,10 +137,8 @@ async def test_nginx_that_ends_connections_after_ten_requests_loses_none_one_aft
 @pytest.mark.parametrize("methods", [("GET",), ("POST",), ("GET", "POST")], ids="-".join)
 @pytest.mark.parametrize("number", [15, 100])
 async def test_nginx_that_ends_connections_after_ten_requests_loses_none_of_a_burst(
-    request, start, client_of, version, origin, number, methods
+    start, client_of, version, origin, number, methods
 ):
-    if (version, number) == ("2", 100):
-        request.applymarker(pytest.mark.xfail(strict=True, reason=REFUSED))
     server = await start("nginx", "keepalive_requests 10;")
     traffic = Traffic(await client_of(server, version))
     for _ in range(3):
@@ -150,15 +147,12 @@ async def test_nginx_that_ends_connections_after_ten_requests_loses_none_of_a_bu
     assert doubled(origin) == []
 
 
-async def test_nginx_asked_by_five_hundred_at_once_answers_all(request, start, client_of, version, origin):
-    """As it does where httpx asks alone; over HTTP/1.1 it does here too."""
-    if version == "2":
-        reason = "requests beyond H2_WAITING_MAX (256) fail instead of taking a second connection or waiting"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+@pytest.mark.parametrize("number", [500, 1500])
+async def test_nginx_asked_by_very_many_at_once_answers_all(start, client_of, version, origin, number):
     server = await start("nginx")
     traffic = Traffic(await client_of(server, version))
-    await traffic.burst(500)
-    assert (traffic.failures, traffic.done) == ([], 500)
+    await traffic.burst(number)
+    assert (traffic.failures, traffic.done) == ([], number)
     assert doubled(origin) == []
 
 
@@ -172,9 +166,7 @@ async def test_nginx_with_few_streams_at_once_answers_a_hundred(start, client_of
     assert doubled(origin) == []
 
 
-async def test_nginx_that_keeps_no_connection_is_asked_over_new_ones(request, start, client_of, version, origin):
-    if version == "2":
-        request.applymarker(pytest.mark.xfail(strict=True, reason=REFUSED))
+async def test_nginx_that_keeps_no_connection_is_asked_over_new_ones(start, client_of, version, origin):
     server = await start("nginx", "keepalive_timeout 0;")
     traffic = Traffic(await client_of(server, version))
     for _ in range(3):
@@ -256,7 +248,6 @@ async def test_haproxy_replaced_under_traffic_loses_none(start, client_of, versi
     assert doubled(origin) == []
 
 
-@pytest.mark.xfail(strict=True, reason=REFUSED + "; and all go out before SETTINGS has told how many are allowed")
 async def test_haproxy_with_few_streams_at_once_answers_a_hundred(start, client_of, origin):
     server = await start("haproxy", "tune.h2.max-concurrent-streams 4")
     traffic = Traffic(await client_of(server, "2"))

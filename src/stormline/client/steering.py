@@ -5,6 +5,7 @@ fed with what the calls of one client meet, and asked on their behalf; nothing i
 """
 
 import asyncio
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
@@ -226,12 +227,12 @@ class Steering:
 
     def _queue(self, call: Call) -> Queue:
         now = self._loop.time()
-        requests = bytes_down = 0
+        requests = len(self._calls) - (call in self._calls)
+        bytes_down = 0
         waited_s = 0.0
-        for other in self._calls:
+        for other in itertools.islice(self._calls, limits.QUEUE_CALLS_MAX):  # those that run for longest
             if other is call:
                 continue
-            requests += 1
             # An answer of which nothing is known is not reckoned with: a guess for each of ten calls that one mute
             # server keeps waiting would make the eleventh wait for minutes.
             expected = other.bytes_down

@@ -376,10 +376,16 @@ POOL_OPENING_S: Final = 120.0
 """Longest time one connection is being made for those who wait for it; each of them has a deadline of its own."""
 POOL_NOTES_KEPT: Final = 4
 """Last notes of making a connection that go into the error of who could not wait longer."""
+POOL_OPENING_BESIDE_S: Final = 10.0
+"""The same for one beside others that serve: it is finished also where nobody waits any more, so not for long."""
+POOL_BESIDE_PAUSE_S: Final = 1.0
+"""After such a connection could not be made: time until another is tried. Those that stand go on serving meanwhile."""
 POOL_PLACES_REMEMBERED: Final = 1024
-"""Places known to speak HTTP/1.1 only, whose requests need not wait for each other."""
-POOL_WAITING_MAX: Final = 1024
-"""Requests that wait for a connection; beyond it a request fails with QueueFull."""
+"""Places of which it is remembered what their servers speak, how many requests side by side they allow, and after how
+many they end a connection; some 200 bytes each."""
+POOL_WAITING_MAX: Final = 16_384
+"""Requests that wait for a connection or a stream; beyond it a request fails with QueueFull. Each costs some 1.5 kB
+here, beside what its caller's task costs; a fleet of loops that ask without end is stopped all the same."""
 POOL_IDLE_S: Final = 20.0
 """How long an unused connection is kept: below the 30 s (`HTTP_KEEP_ALIVE_S`) and more of common servers, so that ours
 is rarely the request that meets their close."""
@@ -388,8 +394,23 @@ is rarely the request that meets their close."""
 H2_STREAMS_MAX: Final = 100
 """Streams of ours open on one connection, whatever more the peer allows, and before it has said what it allows (RFC
 9113 section 6.5.2 asks servers for at least this)."""
+H2_STREAMS_UNTOLD: Final = 8
+"""Streams opened before the peer's SETTINGS have said how many it takes, one round trip after the handshake: what most
+bursts need, and few enough to lose little where it takes fewer and refuses the rest."""
+H2_STREAMS_FEW: Final = 32
+"""A connection that takes fewer requests than this at once, or over its life, gets others beside it where more wait;
+HTTP/1.1 would be given as many connections (`POOL_CONNECTIONS_PER_ORIGIN_MAX`)."""
+H2_CONNECTIONS_MAX: Final = 6
+"""HTTP/2 connections to one place that take requests: what browsers open to one host that speaks HTTP/1.1."""
+H2_STREAM_WAIT_S: Final = 1.0
+"""A request that has waited this long for a stream has a connection made beside those whose streams are all taken, by
+long polls for example."""
+H2_LARGE_BYTES: Final = 256 * 1024
+"""An answer of which more than this is still to come holds up the others on its connection where a packet is lost, and
+where the server has filled its send buffer with it: what comes meanwhile gets one more connection."""
 H2_WAITING_MAX: Final = 256
-"""Requests that wait on one connection for a stream; beyond it a request fails with QueueFull."""
+"""Requests that wait on one connection for a stream; beyond it a request fails with QueueFull. The pool gives a
+connection no more than it takes at once; this is for other users, and for limits that sink meanwhile."""
 H2_FRAME_BYTES_MAX: Final = 16 * 1024
 """Payload of a frame we take: the protocol's least, so that no stream holds the others back for long."""
 H2_STREAM_WINDOW_BYTES: Final = 512 * 1024
@@ -424,6 +445,9 @@ LANES_MAX: Final = 3
 REFUSALS_MAX: Final = 16
 """Times that one call goes elsewhere because a peer has not processed it: a burst of a hundred and fifty against an
 origin that ends each connection after ten."""
+QUEUE_CALLS_MAX: Final = 64
+"""Calls in flight that one look at the queue before a call takes in, longest running first: more say nothing new, and
+each of a thousand calls looks."""
 RETRY_PAUSE_S: Final = 0.1
 """Pause before a request is sent again where something said no (a refused connection, an answer 503), doubled each
 time and spread by half: what was only restarted is often back at once."""

@@ -1,15 +1,15 @@
-"""What the pool counts and hands out: places, the right to a connection, connections being made."""
+"""What the pool hands out: the right to a connection, and what a request may know and say of it."""
 
 import asyncio
-import collections
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from stormline.core import errors, limits
+from stormline.core import errors
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream, TlsStream
 from stormline.outbound.http1 import Http1Connection
+from stormline.outbound.messages import HttpRequest
 
 if TYPE_CHECKING:
     from stormline.net.tcpinfo import TcpInfo
@@ -32,6 +32,17 @@ class Key(NamedTuple):
     server_name: str | None
 
 
+def key_of(request: HttpRequest, addresses: tuple[Address, ...] | None, server_name: str | None) -> Key:
+    """Give the place a request is for.
+
+    Raises:
+        LocalProtocolError: it is for something else than HTTP.
+    """
+    if request.scheme not in ("http", "https"):
+        raise errors.LocalProtocolError(f"scheme {request.scheme[:20]!r} is neither http nor https")
+    return Key(Origin(request.scheme, request.host.lower(), request.port), addresses, server_name)
+
+
 class Held:
     """The right to one connection, from its grant to its release; what a request may know and say of the one it is on.
 
@@ -39,15 +50,22 @@ class Held:
         key: the place it leads to.
         connection: HTTP/1.1, one request at a time.
         shared: HTTP/2, in its stead, for many.
+        made: the pool's count of what began, when it was made: who began to wait before has a lower number.
+        promised: requests that were given a stream of it and have not begun.
+        on_doubt: called when it is doubted or distrusted.
         released: the right is given back.
     """
 
-    __slots__ = ("_doubted_at", "_mute_at", "_probed_at", "connection", "key", "released", "shared")
+    __slots__ = ("_doubted_at", "_mute_at", "_probed_at", "connection", "key", "made", "on_doubt", "promised",
+                 "released", "shared")  # fmt: skip
 
-    def __init__(self, key: Key, connection: Http1Connection | None) -> None:
+    def __init__(self, key: Key, connection: Http1Connection | None, made: int = 0) -> None:
         self.key = key
         self.connection = connection
         self.shared: Http2Connection | None = None
+        self.made = made
+        self.promised = 0
+        self.on_doubt: Callable[[Held], None] | None = None
         self.released = False
         self._doubted_at: float | None = None  # silent: until it brings anything, no new request is put on it
         self._mute_at: float | None = None  # alive and not answering: until it answers something, the same
@@ -83,6 +101,32 @@ class Held:
         stream = self.stream
         return None if stream is None else stream.tcp_info()
 
+    # -- HTTP/2 ---------------------------------------------------------------------------------------------------
+    @property
+    def live(self) -> bool:
+        """It is HTTP/2, takes requests, though maybe not at once, and nothing speaks against putting them on it."""
+        return self.shared is not None and not (self.released or self.shared.retired or self.silent or self.mute)
+
+    def room(self, served: int | None) -> int:
+        """Requests that may be put on it at once; 0 or less for none.
+
+        Args:
+            served: after how many requests it is believed to end. One that has carried as many, answered all and not
+                gone away takes one more, to see.
+        """
+        shared = self.shared
+        if shared is None:
+            return 0
+        room = shared.room
+        if served is not None and (shared.open_streams or self.promised):
+            room = min(room, served - shared.begun)
+        return room - self.promised
+
+    @property
+    def resting_since(self) -> float | None:
+        """The loop's time since when an HTTP/2 connection carries nothing, and nothing was promised; None else."""
+        return None if self.shared is None or self.promised else self.shared.idle_since
+
     # -- signs of life --------------------------------------------------------------------------------------------
     @property
     def can_probe(self) -> bool:
@@ -104,11 +148,15 @@ class Held:
         """It is silent: put no further request on it until it brings something. What it carries goes on."""
         self.shun_session()
         self._doubted_at = asyncio.get_running_loop().time()
+        if self.on_doubt is not None:
+            self.on_doubt(self)
 
     def distrust(self) -> None:
         """It does not answer: put no further request on it until it answers one. What it carries goes on."""
         self.shun_session()
         self._mute_at = asyncio.get_running_loop().time()
+        if self.on_doubt is not None:
+            self.on_doubt(self)
 
     def shun_session(self) -> None:
         """Resume no TLS session there any more, if it was resumed and has not answered anything."""
@@ -154,45 +202,3 @@ class Progress:
         return errors.DeadlineExceeded(
             f"{self._host}: the deadline passed, while in {self.phase}", phase=self.phase, maybe_delivered=False
         )
-
-
-class Opening:
-    """A connection being made for all who ask for its place: the first to ask begins it, the last to leave ends it."""
-
-    __slots__ = ("_notes", "_told", "phase", "task", "waiting")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.waiting = 0
-        self.phase = Phase.QUEUED
-        self._told: dict[Progress, Callable[[str], None]] = {}
-        self._notes: collections.deque[str] = collections.deque(maxlen=limits.POOL_NOTES_KEPT)
-
-    def join(self, progress: "Progress", on_note: Callable[[str], None]) -> None:
-        """Wait for it too; what happens from now on is told."""
-        self.waiting += 1
-        self._told[progress] = on_note
-        if self.phase is not Phase.QUEUED:
-            progress.stage(self.phase)
-
-    def leave(self, progress: "Progress") -> None:
-        """Wait for it no longer."""
-        self.waiting -= 1
-        self._told.pop(progress, None)
-
-    def stage(self, stage: str) -> None:
-        """Note that a stage begins, and tell all who wait."""
-        self.phase = Phase(stage)
-        for progress in list(self._told):
-            progress.stage(stage)
-
-    def note(self, line: str) -> None:
-        """Note a decision, and tell all who wait."""
-        self._notes.append(line)
-        for on_note in list(self._told.values()):
-            on_note(line)
-
-    @property
-    def story(self) -> str:
-        """What was decided last."""
-        return "; ".join(self._notes) or "no address failed"

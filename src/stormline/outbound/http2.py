@@ -41,25 +41,31 @@ class Http2Connection:
 
     Args:
         stream: owned from now on; its ALPN is the caller's to check.
+        streams_untold: streams to open before the peer's SETTINGS have come.
 
     Attributes:
         stream: the bytes below.
         exchanges: requests begun on it.
         idle_since: the loop's time since when it carries nothing; None while it does.
         answered_at: the loop's time when the head of an answer last came; None before the first.
+        served: streams the peer took before it said, with a GOAWAY that refused others, that it takes no more of them.
+        on_news: called after bytes of the peer were dealt with, and when the connection is over; must not raise.
     """
 
     __slots__ = ("_base", "_checking", "_closed", "_codec", "_going_away", "_loop", "_open", "_pending", "_ping_sent",
                  "_pings", "_reader", "_reset_at", "_resets_left", "_rest", "_retired", "_sending", "_uploads", "_wake",
-                 "_write_error", "_writer", "_written", "answered_at", "exchanges", "idle_since", "stream")  # fmt: skip
+                 "_write_error", "_writer", "_written", "answered_at", "exchanges", "idle_since", "on_news", "served",
+                 "stream")  # fmt: skip
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, *, streams_untold: int = limits.H2_STREAMS_UNTOLD) -> None:
         self._loop = asyncio.get_running_loop()
         self.stream: Final = stream
         self.exchanges = 0
         self.idle_since: float | None = self._loop.time()
         self.answered_at: float | None = None
-        self._codec = wire.Http2Codec()
+        self.served: int | None = None
+        self.on_news: Callable[[], None] | None = None
+        self._codec = wire.Http2Codec(streams_untold)
         self._base = stream.sent_bytes
         self._written = 0  # bytes given to the stream, or about to be
         self._open: dict[int, Exchange] = {}
@@ -83,6 +89,26 @@ class Http2Connection:
     def usable(self) -> bool:
         """True where a request given now gets a stream at once."""
         return not self.retired and self.open_streams < self._codec.streams_max
+
+    @property
+    def room(self) -> int:
+        """Requests that would get a stream at once; 0 or less for none."""
+        return 0 if self.retired else self._codec.streams_max - self.open_streams
+
+    @property
+    def laden(self) -> bool:
+        """See `Http2Codec.laden`."""
+        return self._codec.laden
+
+    @property
+    def streams_max(self) -> int | None:
+        """Streams that may be open at once; None before the peer has told."""
+        return self._codec.streams_max if self._codec.settled else None
+
+    @property
+    def begun(self) -> int:
+        """Streams opened over its life, and requests that wait for one."""
+        return self._codec.begun + len(self._pending)
 
     @property
     def open_streams(self) -> int:
@@ -163,7 +189,7 @@ class Http2Connection:
         """
         if self.retired:
             raise errors.LocalProtocolError("the HTTP/2 connection takes no more requests")
-        if len(self._pending) >= limits.H2_WAITING_MAX and self.open_streams >= self._codec.streams_max:
+        if self.open_streams - self._codec.streams_max >= limits.H2_WAITING_MAX:
             raise errors.QueueFull(
                 f"{self.stream.peer}: {limits.H2_WAITING_MAX} requests wait for a stream already",
                 phase=Phase.QUEUED,
@@ -213,6 +239,8 @@ class Http2Connection:
             self._checking.set_result(False)
         for exchange in [*self._open.values(), *self._pending]:
             exchange.fail(self._failure(exchange, cause))
+        if self.on_news is not None:
+            self.on_news()
 
     def _failure(self, exchange: Exchange, cause: BaseException | None) -> errors.TransportError:
         """Say how the end of the connection ended an exchange."""
@@ -410,6 +438,8 @@ class Http2Connection:
                     self._handle(event)
                 if codec.wants_send or self._pending:
                     self._wake_writer()
+                if self.on_news is not None:
+                    self.on_news()
         except wire.ConnectionBroken as error:
             if not self._closed:
                 with contextlib.suppress(Exception):
@@ -490,7 +520,10 @@ class Http2Connection:
         """Fail what the peer has not touched, and go on with the rest (RFC 9113 section 6.8)."""
         self._going_away = True
         name = wire.code_name(event.code)
-        for exchange in [exchange for number, exchange in self._open.items() if number > event.last_stream_id]:
+        refused = [exchange for number, exchange in self._open.items() if number > event.last_stream_id]
+        if refused and event.code == ErrorCodes.NO_ERROR:
+            self.served = (event.last_stream_id + 1) // 2
+        for exchange in refused:
             phase = exchange.phase
             exchange.fail(
                 errors.ReadError(

@@ -285,15 +285,19 @@ class Http2Codec:
 
     The preface, our settings and the connection's window are there from the start. Push is refused.
 
+    Args:
+        streams_untold: streams that may be open at once before the peer's SETTINGS have come.
+
     Attributes:
+        settled: they have come.
         unread_bytes: body bytes told of and not yet `consumed`.
         wants_send: something waits in `data_to_send`.
     """
 
-    __slots__ = ("_block_bytes", "_buffer", "_control_bytes", "_empty_frames", "_extra", "_h2", "_owed", "_streams",
-                 "unread_bytes", "wants_send")  # fmt: skip
+    __slots__ = ("_block_bytes", "_buffer", "_control_bytes", "_empty_frames", "_extra", "_h2", "_large", "_owed",
+                 "_streams", "_untold", "settled", "unread_bytes", "wants_send")  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, streams_untold: int = limits.H2_STREAMS_UNTOLD) -> None:
         self._h2 = _Protocol(_CONFIG)
         self._h2.local_settings = h2.settings.Settings(
             client=True,
@@ -309,12 +313,15 @@ class Http2Codec:
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(limits.H2_CONNECTION_WINDOW_BYTES - 65_535)
         self._streams: dict[int, _Track] = {}
+        self._large: dict[int, None] = {}  # streams of answers that are, or were, large
         self._buffer = b""  # of a frame that is not whole
         self._extra = bytearray()  # frames that h2 does not know of
         self._owed = 0  # credit of the connection not given back yet
         self._block_bytes = 0  # of the header block that is coming
         self._control_bytes = 0  # answers to the peer's frames in h2's buffer, at most
         self._empty_frames = 0
+        self._untold = streams_untold
+        self.settled = False
         self.unread_bytes = 0
         self.wants_send = True
 
@@ -327,8 +334,23 @@ class Http2Codec:
     @property
     def streams_max(self) -> int:
         """Streams that may be open at once, now."""
-        allowed: int = self._h2.remote_settings.max_concurrent_streams
+        allowed: int = self._h2.remote_settings.max_concurrent_streams if self.settled else self._untold
         return min(allowed, limits.H2_STREAMS_MAX)
+
+    @property
+    def begun(self) -> int:
+        """Streams opened so far."""
+        return (self._h2.highest_outbound_stream_id + 1) // 2
+
+    @property
+    def laden(self) -> bool:
+        """An answer is coming of which more than `limits.H2_LARGE_BYTES` are still missing."""
+        for stream_id in list(self._large):
+            track = self._streams.get(stream_id)
+            if track is not None and (track.expected or 0) - track.received > limits.H2_LARGE_BYTES:
+                return True
+            del self._large[stream_id]
+        return False
 
     @property
     def exhausted(self) -> bool:
@@ -572,6 +594,7 @@ class Http2Codec:
         elif isinstance(event, h2.events.PingAckReceived):
             yield PingAck(event.ping_data or b"")
         elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
+            self.settled = self.settled or isinstance(event, h2.events.RemoteSettingsChanged)
             yield Changed()
 
     def _answer(self, stream_id: int, headers: list[tuple[bytes, bytes]], size: int, *, ended: bool) -> Iterator[Event]:
@@ -591,6 +614,8 @@ class Http2Codec:
             yield Malformed(stream_id, "the content length is not one number")
             return
         track.expected = int(lengths[0]) if lengths else None
+        if track.expected is not None and track.expected > limits.H2_LARGE_BYTES and not track.bodiless:
+            self._large[stream_id] = None
         if ended:
             if track.expected and not track.bodiless:
                 yield Malformed(stream_id, f"the body ended {track.expected} bytes short")

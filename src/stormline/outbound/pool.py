@@ -3,8 +3,10 @@
 import asyncio
 import collections
 import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Collection
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from stormline.core import errors, limits
 from stormline.core.clock import Clock
@@ -12,54 +14,15 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream
 from stormline.outbound.dial import quiet
-from stormline.outbound.held import Held, Key, Opening, Origin, Progress
+from stormline.outbound.held import Held, Key, Origin, Progress, key_of
 from stormline.outbound.http1 import Http1Connection
 from stormline.outbound.http1_codec import Encoded, encode
 from stormline.outbound.messages import HttpRequest, HttpResponse
+from stormline.outbound.places import Connector as Connector
+from stormline.outbound.places import Idle, Memory, Opening, Place, Times, Waiter
 
 _SWEEP_STEP_S: Final = 0.5
 """Least pause between two looks for expired connections."""
-
-
-class Connector(Protocol):
-    """What the pool needs of a dialer; `outbound.dial.Dialer` is one."""
-
-    async def dial(
-        self,
-        host: str,
-        port: int,
-        *,
-        tls: bool,
-        timeout_s: float,
-        addresses: tuple[Address, ...] | None = None,
-        server_name: str | None = None,
-        left: Collection[Address] = (),
-        on_stage: Callable[[str], None] = quiet,
-        on_note: Callable[[str], None] = quiet,
-    ) -> Stream:
-        """Give a connected stream; see `Dialer.dial`."""
-        ...
-
-
-class _Idle(NamedTuple):
-    connection: Http1Connection
-    since: float
-
-
-class _Times(NamedTuple):
-    """Bounds of one request: `head_by` and `body_by` in the loop's time; see `HttpPool.request`."""
-
-    head_by: float
-    body_by: float
-    read_timeout_s: float | None
-    connect_timeout_s: float | None
-
-
-class _Waiter(NamedTuple):
-    key: Key
-    left: Collection[Address]
-    grant: asyncio.Future[Held | None]
-    """A slot; None where an HTTP/2 connection has come that the request may be able to share."""
 
 
 class HttpPool:
@@ -69,9 +32,12 @@ class HttpPool:
     per origin; requests beyond wait first come, first served, except that nobody waits behind another origin's limit.
     An idle connection makes room where another is needed. The pool never sends a request twice.
 
-    A connection that speaks HTTP/2 takes all requests of its place side by side, and it alone, unless it is doubted
-    (`Held.doubt`, `Held.distrust`): then another is opened beside it, which takes what comes from now on. Where a place
-    may speak HTTP/2 one connection is made for all who ask; it lives as long as one of them waits.
+    A connection that speaks HTTP/2 takes the requests of its place side by side, as many as its peer allows; the rest
+    waits here, in turn, not on the connection, so that one that goes away takes none of them with it. Where a place may
+    speak HTTP/2 one connection is made for all who ask, and given up with the last of them. Others are made beside it
+    where it is doubted (`Held.doubt`, `Held.distrust`), where those of the place take few requests (the peer says so,
+    or has ended connections after few), where all its streams stay taken, and for what comes while a large answer is
+    on its way.
 
     Args:
         dialer: makes connections.
@@ -95,14 +61,16 @@ class HttpPool:
         self._connections_max = connections_max
         self._per_origin_max = connections_per_origin_max
         self._idle_s = idle_s
-        self._idle: dict[Key, list[_Idle]] = {}  # each list oldest first
+        self._places: dict[Key, Place] = {}
+        self._memory = Memory()
         self._slots: dict[Held, None] = {}  # granted and not released; in order, so that runs repeat
         self._count: collections.Counter[Origin] = collections.Counter()  # slots and idle connections
         self._total = 0
-        self._waiters: collections.deque[_Waiter] = collections.deque()
-        self._shared: dict[Key, list[Held]] = {}  # slots of HTTP/2 connections, which take many requests
-        self._openings: dict[Key, Opening] = {}  # connections to places not known to speak HTTP/1.1 only
-        self._speaks_h1: collections.OrderedDict[Key, None] = collections.OrderedDict()
+        self._waiting = 0
+        self._numbers = itertools.count(1)
+        self._due: dict[Place, None] = {}  # whose waiters are to be looked at
+        self._slot_free = False  # for whomever
+        self._serving = False
         self._checks: dict[Held, asyncio.Task[None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -150,10 +118,10 @@ class HttpPool:
             DeadlineExceeded: `phase` says in what.
             LocalProtocolError: the request cannot be sent as it is, or the pool is closed.
         """
-        key = _key_of(request, addresses, server_name)
+        key = key_of(request, addresses, server_name)
         progress = Progress(request.host, on_stage)
         now = asyncio.get_running_loop().time()
-        times = _Times(
+        times = Times(
             head_by=now + deadline_s,
             body_by=now + (deadline_s if body_deadline_s is None else body_deadline_s),
             read_timeout_s=read_timeout_s,
@@ -161,9 +129,10 @@ class HttpPool:
         )
         if deadline_s <= 0.0:
             raise progress.too_late()
-        if newer_than is not None:
-            self._leave_old(key, newer_than)
-        held = self._take_shared(key, left)
+        place = self._places.get(key)
+        if newer_than is not None and place is not None:
+            self._leave_old(place, newer_than)
+        held = None if place is None or place.waiters else self._take_shared(place, None, left)
         if held is not None:
             if on_held is not None:
                 on_held(held)
@@ -177,34 +146,27 @@ class HttpPool:
         return await self._exchange(held, encoded, times, progress)
 
     async def _find(
-        self, key: Key, left: Collection[Address], times: _Times, progress: Progress, on_note: Callable[[str], None]
+        self, key: Key, left: Collection[Address], times: Times, progress: Progress, on_note: Callable[[str], None]
     ) -> Held:
         """Give a connection: one to share, an idle one, or one made now."""
+        number = next(self._numbers)
         while True:
-            held = self._take_shared(key, left)
-            if held is not None:
-                return held
-            opening = self._openings.get(key)
-            if opening is None:
-                held = self._grant(key, left)
-                if held is None:
-                    held = await self._wait_for_grant(key, left, times, progress)
-                if held is None:
+            if self._closed:
+                raise _pool_closed()
+            place = self._place(key)
+            held = None if place.may_share or place.waiters else self._grant(place, left, number)
+            if held is None:
+                held = await self._wait(place, Waiter(number, left, times, progress, on_note))
+            if held.shared is not None:
+                if not held.live:  # it went away in this moment
+                    self._give_back(place, held)
                     continue
-                if held.connection is not None:
-                    return held
-                if not self._may_share(key):
-                    return await self._connect(held, left, times, progress, on_note)
-                if key in self._openings:  # begun by another while this one waited for its slot
-                    self._release(held, reusable=False)
-                    continue
-                opening = self._begin(held, left)
-            await self._join(key, opening, times, progress, on_note)
+                held.promised -= 1
+            elif held.connection is None:
+                await self._connect(held, left, times, progress, on_note)
+            return held
 
-    def _may_share(self, key: Key) -> bool:
-        return key.origin.scheme == "https" and key not in self._speaks_h1
-
-    async def _exchange(self, held: Held, encoded: Encoded, times: _Times, progress: Progress) -> HttpResponse:
+    async def _exchange(self, held: Held, encoded: Encoded, times: Times, progress: Progress) -> HttpResponse:
         """Send a request over an HTTP/1.1 connection of its own."""
         connection = held.connection
         try:
@@ -227,79 +189,79 @@ class HttpPool:
         self,
         held: Held,
         left: Collection[Address],
-        times: _Times,
+        times: Times,
         progress: Progress,
         on_note: Callable[[str], None],
-    ) -> Held:
+    ) -> None:
         """Make the connection of a slot for one request; failed or cancelled, the slot is free."""
         left_s = times.head_by - asyncio.get_running_loop().time()
         timeout_s = left_s if times.connect_timeout_s is None else min(left_s, times.connect_timeout_s)
         try:
-            self._adopt(held, await self._dial(held.key, left, timeout_s, progress.stage, on_note))
-        except BaseException:
-            self._release(held, reusable=False)
-            raise
-        return held
-
-    def _begin(self, held: Held, left: Collection[Address]) -> Opening:
-        """Begin to make a connection for all who ask for its place."""
-        key = held.key
-        mute = [each.peer for each in self._shared.get(key, ()) if each.mute and each.peer is not None]
-        opening = self._openings[key] = Opening()
-        task = asyncio.create_task(self._open(held, opening, {*left, *mute}), name=f"connect to {key.origin.host}")
-        task.add_done_callback(_retrieve)
-        opening.task = task
-        return opening
-
-    async def _open(self, held: Held, opening: Opening, left: Collection[Address]) -> None:
-        key = held.key
-        try:
-            stream = await self._dial(key, left, limits.POOL_OPENING_S, opening.stage, opening.note)
+            stream = await self._dial(held.key, left, timeout_s, progress.stage, on_note)
+            held.promised += 1  # where it can be shared, this request has the first stream
             self._adopt(held, stream)
-            if held.shared is None:
-                self._release(held, reusable=True)
+            held.promised -= 1
         except BaseException:
             self._release(held, reusable=False)
             raise
-        finally:
-            if self._openings.get(key) is opening:
-                del self._openings[key]
-            self._call_waiters_to(key)
 
-    async def _join(
-        self, key: Key, opening: Opening, times: _Times, progress: Progress, on_note: Callable[[str], None]
-    ) -> None:
-        """Wait until a connection that is being made stands; its failure is that of all who wait."""
-        task = opening.task
-        if task is None:
-            raise errors.LocalProtocolError("the connection was never begun")
-        now = asyncio.get_running_loop().time()
-        left_s = times.head_by - now
-        patience_s = left_s if times.connect_timeout_s is None else min(left_s, times.connect_timeout_s)
-        opening.join(progress, on_note)
+    def _begin(self, place: Place, held: Held) -> None:
+        """Begin to make a connection for all who wait at a place."""
+        opening = Opening(place, held)
+        waiter = place.unserved()
+        left = () if waiter is None else waiter.left
+        mute = [each.peer for each in place.shared if each.mute and each.peer is not None]
+        timeout_s = limits.POOL_OPENING_BESIDE_S if opening.beside else limits.POOL_OPENING_S
+        dial = self._dial(place.key, {*left, *mute}, timeout_s, opening.stage, opening.note)
+        opening.task = task = asyncio.get_running_loop().create_task(dial, name=f"connect to {place.key.origin.host}")
+        place.openings.append(opening)
+        # Not in the task: one that is cancelled before its first step does nothing at all.
+        task.add_done_callback(functools.partial(self._opened, place, opening))
+        for waiter in place.waiters:
+            self._follow(place, waiter)
+
+    def _opened(self, place: Place, opening: Opening, task: asyncio.Task[Stream]) -> None:
+        """Give a connection that was made to those who wait, or its failure to those who have nothing else."""
+        held = opening.held
+        if opening in place.openings:
+            place.openings.remove(opening)
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            self._release(held, reusable=False, tell=False)
+            if error is not None:
+                self._fail_unserved(place, error)
+            self._tell(None)
+            return
         try:
-            await asyncio.wait([task], timeout=max(0.0, patience_s))
-        finally:
-            opening.leave(progress)
-            if not opening.waiting and not task.done():
-                task.cancel()
-                if self._openings.get(key) is opening:
-                    del self._openings[key]
-        if not task.done():
-            raise errors.DeadlineExceeded(
-                f"{key.origin.host}: not connected within {patience_s:.3g} s, while in {opening.phase};"
-                f" {opening.story}",
-                phase=opening.phase,
-                maybe_delivered=False,
-            )
-        if task.cancelled():
-            raise _pool_closed()
-        error = task.exception()
-        if isinstance(error, errors.TransportError):
-            # Each who waited gets an error of its own: one object would gather everybody's traceback.
-            raise type(error)(str(error), phase=error.phase, maybe_delivered=False) from error
-        if error is not None:
-            raise error
+            self._adopt(held, task.result())
+        except errors.LocalProtocolError:  # closed meanwhile
+            self._release(held, reusable=False)
+            return
+        if held.shared is None:
+            first = next((waiter for waiter in place.waiters if not waiter.grant.done()), None)
+            if first is not None:
+                self._unqueue(place, first)
+                first.grant.set_result(held)
+            else:
+                self._release(held, reusable=True)
+            self._tell(place)
+        for waiter in place.waiters:
+            if waiter.progress.phase is not Phase.QUEUED and not waiter.grant.done():
+                waiter.progress.stage(Phase.QUEUED)
+
+    def _fail_unserved(self, place: Place, error: BaseException) -> None:
+        place.more_at = asyncio.get_running_loop().time() + limits.POOL_BESIDE_PAUSE_S
+        if place.openings:
+            return  # another may do better
+        for waiter in [waiter for waiter in place.waiters if not place.serves(waiter)]:
+            self._unqueue(place, waiter)
+            if isinstance(error, errors.TransportError):
+                # Each who waited gets an error of its own: one object would gather everybody's traceback.
+                own = type(error)(str(error), phase=error.phase, maybe_delivered=False)
+                own.__cause__ = error
+                waiter.fail(own)
+            else:
+                waiter.fail(error)
 
     async def _dial(
         self,
@@ -326,55 +288,68 @@ class HttpPool:
         if self._closed:
             stream.close()
             raise _pool_closed()
-        key = held.key
+        place = self._places[held.key]
+        held.made = next(self._numbers)
         if stream.alpn != "h2":
-            if key.origin.scheme == "https":
-                self._remember_h1(key)
+            place.known.speaks_h1 = True
             held.connection = Http1Connection(stream)
             return
         from stormline.outbound import http2  # 50 ms of importing, which a client that meets none need not pay
 
-        self._speaks_h1.pop(key, None)
-        held.shared = http2.Http2Connection(stream)
-        self._shared.setdefault(key, []).append(held)
-        self._call_waiters_to(key)
-
-    def _remember_h1(self, key: Key) -> None:
-        self._speaks_h1[key] = None
-        self._speaks_h1.move_to_end(key)
-        if len(self._speaks_h1) > limits.POOL_PLACES_REMEMBERED:
-            self._speaks_h1.popitem(last=False)
+        known = place.known
+        known.speaks_h1 = False
+        untold = limits.H2_STREAMS_UNTOLD if known.streams is None else known.streams
+        held.shared = http2.Http2Connection(stream, streams_untold=untold)
+        held.shared.on_news = functools.partial(self._heard, held)
+        held.on_doubt = self._doubted
+        place.shared.append(held)
+        self._plan_sweep(self._idle_s)
+        self._tell(place)
+        self._tell(None)  # where nobody needs it any more it makes room for another
 
     # -- HTTP/2 connections, shared -------------------------------------------------------------------------------
-    def _take_shared(self, key: Key, left: Collection[Address]) -> Held | None:
-        """Give an HTTP/2 connection that takes another request and is not doubted; those that are over are let go."""
-        places = self._shared.get(key)
-        if places is None:
-            return None
-        found: Held | None = None
-        for held in list(places):
-            connection = held.shared
-            if connection is None or connection.closed:
-                self._let_shared_go(held)
-            elif connection.retired or held.silent or held.mute or (left and connection.stream.peer in left):
-                continue
-            elif connection.usable:
-                found = held
-                break
-            elif found is None:
-                found = held
-        if found is not None and len(places) > 1:
-            self._let_doubted_go(places)
-        return found
+    def _take_shared(self, place: Place, waiter: Waiter | None, left: Collection[Address] = ()) -> Held | None:
+        """Give an HTTP/2 connection that takes a request at once."""
+        held = place.take(waiter, left)
+        if held is not None and len(place.shared) > 1:
+            for other in [each for each in place.shared if each.silent or each.mute]:
+                if other.shared is not None and not other.shared.open_streams:
+                    self._let_go(other)  # doubted, and carries nothing: there is a better one
+        if held is not None and held.shared is not None and held.shared.laden:
+            self._connect_beside(place)
+        return held
 
-    def _let_doubted_go(self, places: list[Held]) -> None:
-        """Keep no connection that is doubted and carries nothing: there is a better one."""
-        for held in [each for each in places if each.silent or each.mute]:
-            if held.shared is not None and not held.shared.open_streams:
-                self._let_shared_go(held)
+    def _connect_beside(self, place: Place) -> None:
+        """Have one more connection made for what comes while a large answer is on its way, if there is room for it.
+
+        The request that shows the need does not wait for it.
+        """
+        now = asyncio.get_running_loop().time()
+        full = self._total >= self._connections_max or self._count[place.key.origin] >= self._per_origin_max
+        if not (place.openings or place.live > 1 or now < place.more_at or full):
+            held = self._new_slot(place)
+            if held is not None:
+                self._begin(place, held)
+
+    def _heard(self, held: Held) -> None:
+        """Learn from what a connection brought, or from its end, and give the streams that came free."""
+        place, connection = self._places.get(held.key), held.shared
+        if place is None or connection is None or held.released:
+            return
+        streams = connection.streams_max
+        if streams is not None:
+            place.known.streams = streams
+        if connection.served and connection.served < limits.H2_STREAMS_MAX:
+            place.known.served = connection.served
+        if connection.closed:
+            self._let_go(held)
+        elif place.waiters:
+            self._tell(place)
+        elif place.openings:
+            self._trim(place)
 
     async def _exchange_shared(
-        self, slot: Held, request: HttpRequest, times: _Times, progress: Progress
+        self, slot: Held, request: HttpRequest, times: Times, progress: Progress
     ) -> HttpResponse:
         from stormline.outbound import http2_codec
 
@@ -397,38 +372,50 @@ class HttpPool:
 
     def _doubt(self, slot: Held) -> None:
         """A request waited long in vain: see whether the connection lives, before more are put on it for ever."""
-        if slot not in self._checks and not self._closed:
-            self._checks[slot] = asyncio.create_task(self._check(slot), name="check a silent connection")
+        if slot not in self._checks and not self._closed and not slot.released:
+            check = asyncio.create_task(self._check(slot), name="check a silent connection")
+            self._checks[slot] = check
+            check.add_done_callback(lambda _: self._checks.pop(slot, None))
 
     async def _check(self, slot: Held) -> None:
-        try:
-            if slot.shared is not None and not await slot.shared.check(limits.H2_CHECK_S):
-                self._let_shared_go(slot)
-        finally:
-            self._checks.pop(slot, None)
+        if slot.shared is not None and not await slot.shared.check(limits.H2_CHECK_S):
+            self._let_go(slot)
+
+    def _doubted(self, held: Held) -> None:
+        """See to those who wait for a connection that is no longer relied on."""
+        place = self._places.get(held.key)
+        if place is not None and not held.released:
+            self._trim(place)
+            self._tell(place)
 
     def _shared_rests(self, slot: Held) -> None:
         """An exchange is over: the connection may be too, or may rest from now on."""
-        connection = slot.shared
-        if connection is not None:
-            if connection.closed or (connection.retired and not connection.open_streams):
-                self._let_shared_go(slot)
-            elif not connection.open_streams:
-                self._plan_sweep(self._idle_s)
+        connection, place = slot.shared, self._places.get(slot.key)
+        if connection is None or place is None or slot.released:
+            return
+        if connection.closed or (connection.retired and not connection.open_streams):
+            self._let_go(slot)
+        elif slot.resting_since is None:
+            self._tell(place)
+        else:
+            served = place.known.served
+            if served is not None and not connection.retired and connection.begun >= served:
+                place.known.served = None  # it goes on
+            self._plan_sweep(self._idle_s)
+            self._tell(place)
+            self._tell(None)  # it makes room, where another place needs that
 
-    def _let_shared_go(self, slot: Held) -> None:
-        slots = self._shared.get(slot.key)
-        if slots is not None and slot in slots:
-            slots.remove(slot)
-            if not slots:
-                del self._shared[slot.key]
-        self._release(slot, reusable=False)
+    def _let_go(self, slot: Held, *, tell: bool = True) -> None:
+        place = self._places.get(slot.key)
+        if place is not None and slot in place.shared:
+            place.shared.remove(slot)
+        self._release(slot, reusable=False, tell=tell)
 
-    def _leave_old(self, key: Key, since: float) -> None:
+    def _leave_old(self, place: Place, since: float) -> None:
         """Put nothing more on what has been quiet since then: idle ones are closed, shared ones doubted."""
-        for entry in [each for each in self._idle.get(key, ()) if each.connection.stream.heard_at <= since]:
-            self._close_idle(key, entry)
-        for held in self._shared.get(key, ()):
+        for entry in [each for each in place.idle if each.connection.stream.heard_at <= since]:
+            self._close_idle(place, entry)
+        for held in list(place.shared):
             if held.heard_at <= since:
                 held.doubt()
 
@@ -440,16 +427,14 @@ class HttpPool:
         Returns:
             How many were closed.
         """
-        idle = [(key, entry) for key, entries in self._idle.items() for entry in entries]
-        idle = [(key, entry) for key, entry in idle if gone(entry.connection.stream)]
-        for key, entry in idle:
-            self._close_idle(key, entry)
+        idle = [(place, entry) for place in self._places.values() for entry in place.idle]
+        idle = [(place, entry) for place, entry in idle if gone(entry.connection.stream)]
+        for place, entry in idle:
+            self._close_idle(place, entry)
         used = [held for held in self._slots if (stream := held.stream) is not None and gone(stream)]
         for held in used:
-            if held.shared is not None:
-                self._let_shared_go(held)
-            elif held.connection is not None:
-                held.connection.close()
+            self._let_go(held)
+        self._tell(None)
         return len(idle) + len(used)
 
     def doubt(self) -> None:
@@ -457,22 +442,16 @@ class HttpPool:
 
         For a network that has changed under connections which may still work.
         """
-        for key, entries in list(self._idle.items()):
-            for entry in list(entries):
-                self._close_idle(key, entry)
-        for held in [held for places in self._shared.values() for held in places]:
-            held.doubt()
-            held.probe()
-
-    def _call_waiters_to(self, key: Key) -> None:
-        """Have those who wait for the place look again: they may be able to share a connection now."""
-        for waiter in [waiter for waiter in self._waiters if waiter.key == key]:
-            self._waiters.remove(waiter)
-            if not waiter.grant.done():
-                waiter.grant.set_result(None)
+        for place in list(self._places.values()):
+            for entry in list(place.idle):
+                self._close_idle(place, entry)
+            for held in list(place.shared):
+                held.probe()
+                held.doubt()
+        self._tell(None)
 
     async def aclose(self) -> None:
-        """Close every connection; see `close`."""
+        """See `close`."""
         self.close()
 
     def close(self) -> None:
@@ -487,21 +466,18 @@ class HttpPool:
         for check in list(self._checks.values()):
             with contextlib.suppress(RuntimeError):  # its loop is closed already
                 check.cancel()
-        waiters, self._waiters = self._waiters, collections.deque()
-        for waiter in waiters:
-            if not waiter.grant.done():
-                waiter.grant.set_exception(_pool_closed())
-        for opening in list(self._openings.values()):
-            if opening.task is not None:
-                with contextlib.suppress(RuntimeError):
-                    opening.task.cancel()
-        for key, entries in list(self._idle.items()):
-            for entry in list(entries):
-                self._close_idle(key, entry)
+        for place in list(self._places.values()):
+            for entry in list(place.idle):
+                self._close_idle(place, entry)
+            with contextlib.suppress(RuntimeError):
+                for waiter in place.waiters:
+                    waiter.fail(_pool_closed())
+                for opening in place.openings:
+                    opening.cancel()
         for slot in list(self._slots):
-            for connection in (slot.connection, slot.shared):
-                if connection is not None:
-                    connection.close()
+            if slot.stream is not None:
+                with contextlib.suppress(RuntimeError):
+                    self._let_go(slot)
 
     @property
     def open_connections(self) -> int:
@@ -511,136 +487,265 @@ class HttpPool:
     @property
     def idle_connections(self) -> int:
         """Connections that wait for a request."""
-        shared = [slot.shared for slots in self._shared.values() for slot in slots]
-        resting = sum(each is not None and each.idle_since is not None for each in shared)
-        return resting + sum(len(entries) for entries in self._idle.values())
+        resting = sum(held.resting_since is not None for place in self._places.values() for held in place.shared)
+        return resting + sum(len(place.idle) for place in self._places.values())
 
     # -- slots ----------------------------------------------------------------------------------------------------
-    def _grant(self, key: Key, left: Collection[Address]) -> Held | None:
+    def _place(self, key: Key) -> Place:
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = Place(key, self._memory.of(key))
+        return place
+
+    def _tidy(self, place: Place) -> None:
+        if place.empty and self._places.get(place.key) is place:
+            del self._places[place.key]
+
+    def _grant(self, place: Place, left: Collection[Address], number: int) -> Held | None:
         """Give a slot, with an idle connection in it where there is one; None where every one is taken."""
-        if self._closed:
-            raise _pool_closed()
-        connection = self._take_idle(key, left)
-        if connection is None:
-            origin = key.origin
-            if self._count[origin] >= self._per_origin_max and not self._evict(origin):
-                return None
-            if self._total >= self._connections_max and not self._evict(None):
-                return None
-            self._count[origin] += 1
-            self._total += 1
-        slot = Held(key, connection)
+        entry = self._take_idle(place, left, number)
+        return self._new_slot(place) if entry is None else self._occupy(place, entry.connection, entry.made)
+
+    def _new_slot(self, place: Place) -> Held | None:
+        """Give a slot for a connection to be made; None where every one is taken."""
+        origin = place.key.origin
+        if self._count[origin] >= self._per_origin_max and not self._evict(place, origin):
+            return None
+        if self._total >= self._connections_max and not self._evict(place, None):
+            return None
+        self._count[origin] += 1
+        self._total += 1
+        return self._occupy(place, None, 0)
+
+    def _occupy(self, place: Place, connection: Http1Connection | None, made: int) -> Held:
+        slot = Held(place.key, connection, made)
+        self._places[place.key] = place  # its last idle connection may just have been closed
         self._slots[slot] = None
+        place.used += 1
         return slot
 
-    async def _wait_for_grant(
-        self, key: Key, left: Collection[Address], times: _Times, progress: Progress
-    ) -> Held | None:
-        """Wait for a slot; None where something else has come of it, see `_Waiter.grant`."""
-        if len(self._waiters) >= limits.POOL_WAITING_MAX:
-            raise errors.QueueFull(
-                f"{key.origin.host}: {len(self._waiters)} requests wait for a connection already",
-                phase=Phase.QUEUED,
-                maybe_delivered=False,
-            )
-        waiter = _Waiter(key, left, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
-        try:
-            async with asyncio.timeout_at(times.head_by) as timeout:
-                return await waiter.grant
-        except BaseException as error:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-            elif not waiter.grant.cancelled() and waiter.grant.exception() is None:
-                slot = waiter.grant.result()
-                if slot is not None:
-                    self._release(slot, reusable=True)  # granted and cancelled in the same moment
-            if isinstance(error, TimeoutError) and timeout.expired():
-                raise progress.too_late() from error
-            raise
-
-    def _release(self, slot: Held, *, reusable: bool) -> None:
+    def _release(self, slot: Held, *, reusable: bool, tell: bool = True) -> None:
         """Take a slot back, once; its connection is kept where it is reusable and closed else."""
         if slot.released:
             return
         slot.released = True
         self._slots.pop(slot, None)
-        connection = slot.connection
+        place, connection = self._places[slot.key], slot.connection
+        place.used -= 1
         if reusable and connection is not None and not self._closed:
-            self._idle.setdefault(slot.key, []).append(_Idle(connection, self._clock.monotonic()))
+            place.idle.append(Idle(connection, self._clock.monotonic(), slot.made))
             self._plan_sweep(self._idle_s)
         else:
+            self._drop(slot.key.origin)
+            if connection is not None:
+                connection.close()
             if slot.shared is not None:
                 slot.shared.close()
-            self._drop(slot.key.origin, connection)
-        self._serve_waiters()
+                self._trim(place)
+        if tell:
+            self._tell(None)
+        self._tidy(place)
 
-    def _serve_waiters(self) -> None:
-        """Give what one release made free to the first who can use it."""
-        full: set[Origin] = set()
-        for index, waiter in enumerate(self._waiters):
-            if waiter.grant.done() or waiter.key.origin in full:
+    # -- waiting --------------------------------------------------------------------------------------------------
+    async def _wait(self, place: Place, waiter: Waiter) -> Held:
+        """Wait for a slot, or for a stream; who is cancelled or comes too late leaves nothing behind."""
+        if self._waiting >= limits.POOL_WAITING_MAX:
+            self._tidy(place)
+            raise errors.QueueFull(
+                f"{place.key.origin.host}: {self._waiting} requests wait for a connection already",
+                phase=Phase.QUEUED,
+                maybe_delivered=False,
+            )
+        self._places[place.key] = place
+        place.add(waiter)
+        self._waiting += 1
+        try:
+            self._tell(place)
+            if not waiter.grant.done():
+                self._follow(place, waiter)
+            return await waiter.grant
+        except BaseException:
+            if waiter.grant.done() and not waiter.grant.cancelled() and waiter.grant.exception() is None:
+                self._give_back(place, waiter.grant.result())  # granted and cancelled in the same moment
+            raise
+        finally:
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+            self._unqueue(place, waiter)
+            self._trim(place)
+            self._tidy(place)
+            if place.shared and not place.waiters:
+                self._tell(None)  # what rests there makes room now
+
+    def _give_back(self, place: Place, held: Held) -> None:
+        if held.shared is None:
+            self._release(held, reusable=True)
+        else:
+            held.promised -= 1
+            self._tell(place)
+            self._tell(None)
+
+    def _unqueue(self, place: Place, waiter: Waiter) -> None:
+        if place.remove(waiter):
+            self._waiting -= 1
+
+    def _trim(self, place: Place) -> None:
+        """Give up connections that are being made for nobody.
+
+        One beside others that serve is finished all the same: a load that just needs it would begin it again and again.
+        """
+        if place.openings and not place.waiters:
+            given_up = [opening for opening in place.openings if not (opening.beside and place.live)]
+            for opening in given_up:
+                place.openings.remove(opening)
+                opening.cancel()
+
+    def _follow(self, place: Place, waiter: Waiter) -> None:
+        """Have one who waits take part in what is done for it, and look after its time."""
+        now = asyncio.get_running_loop().time()
+        if place.openings and not place.serves(waiter):
+            if waiter.times.connect_timeout_s is not None:
+                waiter.connect_by = now + waiter.times.connect_timeout_s
+            phase = place.openings[0].phase
+            if phase is not Phase.QUEUED:
+                waiter.progress.stage(phase)
+        self._look_after(place, waiter, now)
+
+    def _look_after(self, place: Place, waiter: Waiter, now: float) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        loop = asyncio.get_running_loop()
+        waiter.timer = loop.call_at(waiter.next_look(now), self._time_came, place, waiter)
+
+    def _time_came(self, place: Place, waiter: Waiter) -> None:
+        if waiter.grant.done():
+            return
+        now = asyncio.get_running_loop().time()
+        opening = place.openings[0] if place.openings and not place.serves(waiter) else None
+        connect_by = waiter.connect_by if opening is not None else None
+        if now >= waiter.times.head_by or (connect_by is not None and now >= connect_by):
+            self._unqueue(place, waiter)
+            waiter.fail(waiter.too_late(place.key, opening))
+            return
+        if not waiter.impatient and now >= waiter.since + limits.H2_STREAM_WAIT_S:
+            waiter.impatient = True
+            self._tell(place)
+        if not waiter.grant.done():
+            self._look_after(place, waiter, now)
+
+    # -- serving those who wait -----------------------------------------------------------------------------------
+    def _tell(self, place: Place | None) -> None:
+        """Look after those who wait: something may have come free at a place, or (None) a slot for anybody."""
+        if self._closed or not self._waiting:
+            return
+        if place is None:
+            self._slot_free = True
+        else:
+            self._due[place] = None
+        if self._serving:
+            return  # whoever is serving sees to it; nobody is served in the middle of serving another
+        self._serving = True
+        try:
+            while self._due or self._slot_free:
+                if self._due:
+                    place = next(iter(self._due))
+                    del self._due[place]
+                    self._serve(place)
+                else:
+                    self._slot_free = False
+                    self._serve_all()
+        finally:
+            self._serving = False
+
+    def _serve_all(self) -> None:
+        """Give slots to those who wait, first come first served, but nobody behind another origin's limit."""
+        places = [place for place in self._places.values() if place.waiters]
+        for place in sorted(places, key=lambda place: next(iter(place.waiters)).number):
+            self._serve(place)
+
+    def _serve(self, place: Place) -> None:
+        if place.shared and place.waiters:
+            self._hand_out_streams(place)
+        if place.waiters and (place.idle or not place.may_share):
+            self._hand_out_slots(place)
+        if place.waiters and place.may_share:
+            now = asyncio.get_running_loop().time()
+            while place.wants_another(now):
+                held = self._new_slot(place)
+                if held is None:
+                    return
+                self._begin(place, held)
+
+    def _hand_out_streams(self, place: Place) -> None:
+        if not place.has_room():
+            return
+        for waiter in list(place.waiters):
+            if waiter.grant.done():
                 continue
-            slot = self._grant(waiter.key, waiter.left)
-            if slot is not None:
-                del self._waiters[index]
-                waiter.grant.set_result(slot)
+            held = self._take_shared(place, waiter)
+            if held is not None:
+                held.promised += 1
+                self._unqueue(place, waiter)
+                waiter.grant.set_result(held)
+            if not place.has_room():
                 return
-            full.add(waiter.key.origin)
+
+    def _hand_out_slots(self, place: Place) -> None:
+        for waiter in list(place.waiters):
+            if waiter.grant.done():
+                continue
+            if not place.may_share:
+                held = self._grant(place, waiter.left, waiter.number)
+                if held is None:
+                    return
+            else:
+                entry = self._take_idle(place, waiter.left, waiter.number)
+                if entry is None:
+                    continue
+                held = self._occupy(place, entry.connection, entry.made)
+            self._unqueue(place, waiter)
+            waiter.grant.set_result(held)
 
     # -- idle connections -----------------------------------------------------------------------------------------
-    def _take_idle(self, key: Key, left: Collection[Address]) -> Http1Connection | None:
+    def _take_idle(self, place: Place, left: Collection[Address], number: int) -> Idle | None:
         """Give the idle connection used last, if it still lives; dead and expired ones are closed on the way."""
-        entries = self._idle.get(key)
-        if entries is None:
-            return None
         now = self._clock.monotonic()
-        for entry in reversed(list(entries)):
+        for entry in reversed(list(place.idle)):
             stream = entry.connection.stream
-            if left and stream.peer in left:
+            if left and stream.peer in left and entry.made < number:
                 continue
             if now - entry.since < self._idle_s and not stream.is_readable():
-                self._take_out(key, entry)
-                return entry.connection
-            self._close_idle(key, entry)
+                place.idle.remove(entry)
+                return entry
+            self._close_idle(place, entry)
         return None
 
-    def _take_out(self, key: Key, entry: _Idle) -> None:
-        entries = self._idle[key]
-        entries.remove(entry)
-        if not entries:
-            del self._idle[key]
-
-    def _evict(self, origin: Origin | None) -> bool:
+    def _evict(self, asks: Place, origin: Origin | None) -> bool:
         """Close the connection that is idle for longest, of one origin or of all; False where none is idle."""
-        keys = [key for key in self._idle if origin is None or key.origin == origin]
-        if not keys:
-            return self._evict_shared(origin)
-        oldest = min(keys, key=lambda key: self._idle[key][0].since)
-        self._close_idle(oldest, self._idle[oldest][0])
-        return True
-
-    def _evict_shared(self, origin: Origin | None) -> bool:
-        resting = [
-            (slot.shared.idle_since, slot)
-            for slots in self._shared.values()
-            for slot in slots
-            if slot.shared is not None
-            and slot.shared.idle_since is not None
-            and (origin is None or slot.key.origin == origin)
-        ]
+        places = [place for place in self._places.values() if origin is None or place.key.origin == origin]
+        idle = [place for place in places if place.idle]
+        if idle:
+            place = min(idle, key=lambda place: place.idle[0].since)
+            self._close_idle(place, place.idle[0])
+            return True
+        # One that rests where somebody waits takes nothing now, and would be made again at once: for ever, in turns.
+        # Where it is of no use to the first who waits at that very place it may go.
+        places = [place for place in places if not place.waiters or (place is asks and place.unserved() is not None)]
+        shared = [held for place in places for held in place.shared]
+        resting = [(since, held) for held in shared if (since := held.resting_since) is not None]
         if not resting:
             return False
-        self._let_shared_go(min(resting, key=lambda entry: entry[0])[1])
+        # Nobody is told: the slot is taken at once.
+        self._let_go(min(resting, key=lambda entry: entry[0])[1], tell=False)
         return True
 
-    def _close_idle(self, key: Key, entry: _Idle) -> None:
-        self._take_out(key, entry)
-        self._drop(key.origin, entry.connection)
+    def _close_idle(self, place: Place, entry: Idle) -> None:
+        place.idle.remove(entry)
+        entry.connection.close()
+        self._drop(place.key.origin)
+        self._tidy(place)
 
-    def _drop(self, origin: Origin, connection: Http1Connection | None) -> None:
-        if connection is not None:
-            connection.close()
+    def _drop(self, origin: Origin) -> None:
         self._total -= 1
         self._count[origin] -= 1
         if not self._count[origin]:
@@ -653,34 +758,22 @@ class HttpPool:
     def _close_expired(self) -> None:
         self._sweep = None
         now = self._clock.monotonic()
-        for key, entries in list(self._idle.items()):
-            for entry in [each for each in entries if now - each.since >= self._idle_s]:
-                self._close_idle(key, entry)
-        soonest = [entries[0].since + self._idle_s - now for entries in self._idle.values()]
         loop_now = asyncio.get_running_loop().time()
-        for slot in [slot for slots in self._shared.values() for slot in slots]:
-            connection = slot.shared
-            if connection is not None and connection.idle_since is not None:
-                left_s = connection.idle_since + self._idle_s - loop_now
-                if left_s <= 0 or connection.closed:
-                    self._let_shared_go(slot)
-                else:
-                    soonest.append(left_s)
+        soonest: list[float] = []
+        for place in list(self._places.values()):
+            for entry in [each for each in place.idle if now - each.since >= self._idle_s]:
+                self._close_idle(place, entry)
+            soonest += [entry.since + self._idle_s - now for entry in place.idle[:1]]
+            for held in list(place.shared):
+                if held.resting_since is not None:
+                    left_s = held.resting_since + self._idle_s - loop_now
+                    if left_s <= 0:
+                        self._let_go(held)
+                    else:
+                        soonest.append(left_s)
         if soonest:
             self._plan_sweep(max(_SWEEP_STEP_S, min(soonest)))
 
 
-def _key_of(request: HttpRequest, addresses: tuple[Address, ...] | None, server_name: str | None) -> Key:
-    if request.scheme not in ("http", "https"):
-        raise errors.LocalProtocolError(f"scheme {request.scheme[:20]!r} is neither http nor https")
-    return Key(Origin(request.scheme, request.host.lower(), request.port), addresses, server_name)
-
-
 def _pool_closed() -> errors.LocalProtocolError:
     return errors.LocalProtocolError("the HTTP pool is closed")
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """Take note of how a connection ended to be made, also where nobody waits for it any more."""
-    if not task.cancelled():
-        task.exception()

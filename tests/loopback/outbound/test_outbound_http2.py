@@ -445,12 +445,17 @@ async def test_exchange_unread_answer_frees_its_stream_at_the_deadline(connect, 
 
 
 async def test_exchange_ten_thousand_cancelled_leave_every_slot_free_and_no_server_provoked(connect, peers, until):
-    connection = await connect()
+    async def connect_and_settle():
+        connection = await connect()
+        await until(lambda: connection.streams_max)
+        return connection
+
+    connection = await connect_and_settle()
     resets, used = [], []
     for _ in range(100):
         if not connection.usable:
             used.append(connection)
-            connection = await connect()
+            connection = await connect_and_settle()
         tasks = [asyncio.create_task(send(connection)) for _ in range(100)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)

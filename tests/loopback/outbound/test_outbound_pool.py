@@ -152,7 +152,7 @@ async def test_pool_waiting_ends_at_the_deadline_in_queued(serve, make_pool):
     assert (caught.value.phase, caught.value.maybe_delivered) == (Phase.QUEUED, False)
     gate.open()
     await task
-    assert not pool._waiters
+    assert not pool._waiting
 
 
 async def test_pool_queue_is_bounded(serve, make_pool, monkeypatch):
@@ -335,6 +335,6 @@ async def test_pool_thousands_cancelled_at_every_turn_leave_every_slot_free(serv
         if outcome is not None and not isinstance(outcome, (asyncio.CancelledError, errors.ConnectError))
     ]
     assert unexpected == []
-    assert (len(pool._slots), len(pool._waiters)) == (0, 0)
+    assert (len(pool._slots), pool._waiting) == (0, 0)
     assert pool.open_connections == pool.idle_connections <= 6
     await asyncio.gather(*[one(number) for number in range(1, 60) if number % 3 != 2])
