@@ -521,7 +521,7 @@ class Http2Connection:
         self._going_away = True
         name = wire.code_name(event.code)
         refused = [exchange for number, exchange in self._open.items() if number > event.last_stream_id]
-        if refused and event.code == ErrorCodes.NO_ERROR:
+        if (refused or self._pending) and event.code == ErrorCodes.NO_ERROR:
             self.served = (event.last_stream_id + 1) // 2
         for exchange in refused:
             phase = exchange.phase
