@@ -228,7 +228,7 @@ class Executor:
         A read, or a write with a key, that a busy or broken server could not serve is asked again (RFC 9110 sections
         15.6.3 to 15.6.5, RFC 6585 section 4).
         """
-        if reply.status < 429 or reply.status not in self._config.retry_statuses:
+        if reply.status not in self._config.retry_statuses:
             return None
         host = run.request.host
         told = next((value for name, value in reply.headers if name.lower() == b"retry-after"), None)
