@@ -49,6 +49,10 @@ class TestSilence:
     def test_one_back_off_or_nothing_unacknowledged_does_not(self, seen):
         assert plan(silence(1.0, **{**LOST_TWICE, **seen}), QUICK).action is Action.WAIT
 
+    def test_after_one_back_off_the_next_is_waited_for_and_no_longer(self):
+        assert plan(silence(0.5, unacked_bytes=1400, backoffs=1, rto_s=0.52), QUICK).look_again_s == pytest.approx(0.26)
+        assert plan(silence(0.5, unacked_bytes=1400, backoffs=0, rto_s=0.26), QUICK).look_again_s > 1.0
+
     def test_on_a_slow_link_eagerness_costs_answers_so_it_waits(self):
         decision = plan(silence(5.0, **LOST_TWICE), SLOW)
         assert decision.action is Action.WAIT

@@ -174,7 +174,8 @@ def plan(silence: Silence, link: Link) -> Decision:
     if silence.can_probe and silence.probe_age_s is None and (silent or quiet >= _doubt_s(silence, rto)):
         return _decision(Action.PROBE, min(3.0 * rto, left), f"no byte for {quiet:.1f} s")
     reason = f"{why}; a fresh connection would find no room or may not be made" if silent else "within what it may take"
-    return _decision(Action.WAIT, min(max(rto, _doubt_s(silence, rto) - quiet), left), reason)
+    again = rto if _losing(silence) else max(rto, _doubt_s(silence, rto) - quiet)
+    return _decision(Action.WAIT, min(again, left), reason)
 
 
 def _idle(silence: Silence, quiet: float) -> Decision:
@@ -201,6 +202,11 @@ def _silent(silence: Silence, quiet: float, rto: float) -> tuple[bool, str]:
     if unacked is None and not silence.can_probe and quiet >= _doubt_s(silence, rto):
         return True, f"no byte for {quiet:.1f} s, and nothing else to go by"
     return False, ""
+
+
+def _losing(silence: Silence) -> bool:
+    """Say whether a packet has been lost once already: the next back-off decides, and is near."""
+    return (sound(silence.unacked_bytes, 2.0**53) or 0.0) > 0.0 and (sound(silence.backoffs, 1000) or 0.0) >= 1.0
 
 
 def _doubt_s(silence: Silence, rto: float) -> float:
