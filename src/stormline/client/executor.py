@@ -13,7 +13,7 @@ from stormline.client.answer import Answer, LongBody, RequestBody, gateway_error
 from stormline.client.config import Config
 from stormline.client.following import FollowedBody, MemoryBody
 from stormline.client.lanes import CallLimits, Failed, Lane, Reply, Run
-from stormline.client.patterns import answer_pattern
+from stormline.client.patterns import answer_pattern, content_length
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
@@ -23,7 +23,7 @@ from stormline.core.values import Address
 from stormline.net.stream import Stream
 from stormline.outbound.dial import OpenTcp
 from stormline.outbound.held import Held
-from stormline.outbound.messages import BodySource, Headers, HttpRequest
+from stormline.outbound.messages import BodySource, Headers, HttpRequest, field_value
 from stormline.outbound.pool import HttpPool
 from stormline.outbound.proxy import forwarded
 from stormline.outbound.proxy_rules import DIRECT, ProxyRules
@@ -231,7 +231,7 @@ class Executor:
         if reply.status not in self._config.retry_statuses:
             return None
         host = run.request.host
-        told = next((value for name, value in reply.headers if name.lower() == b"retry-after"), None)
+        told = field_value(reply.headers, b"retry-after")
         after_s = None if told is None else retry_after_s(told.decode("latin-1"), self._wall_s())
         if reply.status == 429 or after_s is not None:
             self._steering.overloaded(host, after_s)
@@ -563,7 +563,7 @@ class Executor:
             first_byte_s=run.first_byte_s,
             body_s=body_s,
             answer_bytes=max(0, _length(reply.headers)) if answer_bytes is None else answer_bytes,
-            server_timing=next((value for name, value in reply.headers if name.lower() == b"server-timing"), None),
+            server_timing=field_value(reply.headers, b"server-timing"),
         )
 
     def _judged(self, lane: Lane, error: errors.TransportError) -> Failed:
@@ -656,7 +656,7 @@ def _has_key(request: HttpRequest) -> bool:
     """Say whether a write may be repeated; of a read nobody asks."""
     if request.method in SAFE_METHODS:
         return False
-    return any(name.lower() == b"idempotency-key" for name, _ in request.headers)
+    return field_value(request.headers, b"idempotency-key") is not None
 
 
 def _origins(endpoints: "tuple[Endpoint, ...]", request: HttpRequest) -> tuple[Step, ...]:
@@ -722,10 +722,9 @@ def _tell(trace: CallTrace, reply: Reply) -> None:
 
 def _length(headers: Headers) -> int:
     """Give the length an answer announces, -1 where it does not."""
-    for name, value in headers:
-        if name.lower() == b"content-length" and value.isdigit() and len(value) <= 18:
-            return int(value)
-    return -1
+    value = field_value(headers, b"content-length")
+    size = None if value is None else content_length(value)
+    return -1 if size is None else size
 
 
 async def _keep(reply: Reply) -> Reply | None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from stormline.client.lanes import Reply
 from stormline.core import errors, limits
-from stormline.outbound.messages import BodySource, Headers
+from stormline.outbound.messages import BodySource, Headers, field_value
 
 Resume = Callable[[errors.TransportError, Headers], Awaitable[Reply]]
 """Sends the request again, with these fields more; raises the error that was given where it may not or cannot."""
@@ -131,13 +131,13 @@ class FollowedBody:
 
     def _range(self) -> Headers:
         """Give the fields that ask for the rest; none where the whole has to come again."""
-        tag = _field(self._reply.headers, b"etag")
+        tag = field_value(self._reply.headers, b"etag")
         if self._taken < limits.RANGE_BYTES_MIN or tag is None or tag.startswith(b"W/"):
             return ()
         return ((b"Range", b"bytes=%d-" % self._taken), (b"If-Range", tag))
 
     def _check_range(self, reply: Reply, error: errors.TransportError) -> None:
-        said = _field(reply.headers, b"content-range") or b""
+        said = field_value(reply.headers, b"content-range") or b""
         start = said.removeprefix(b"bytes ").partition(b"-")[0].strip()
         if not self._range() or start != b"%d" % self._taken or not self._same(reply):
             raise _Changed from error
@@ -145,7 +145,7 @@ class FollowedBody:
     def _same(self, reply: Reply) -> bool:
         """Say whether an answer looks like the same one: equal in coding and, where both have them, in validators."""
         for name in (b"content-encoding", b"etag", b"last-modified"):
-            first, second = _field(self._reply.headers, name), _field(reply.headers, name)
+            first, second = field_value(self._reply.headers, name), field_value(reply.headers, name)
             if first != second and (name == b"content-encoding" or None not in (first, second)):
                 return False
         return True
@@ -175,11 +175,3 @@ class FollowedBody:
 
 class _Changed(Exception):
     """What came now is not what the caller has the beginning of."""
-
-
-def _field(headers: Headers, name: bytes) -> bytes | None:
-    """Give the value of a field, None where it is absent."""
-    for each, value in headers:
-        if each.lower() == name:
-            return value
-    return None

@@ -65,7 +65,7 @@ def request_shape(
             length = value
     body_bytes: int | None = 0
     if body is not None:
-        body_bytes = len(body) if isinstance(body, bytes) else _length(length)
+        body_bytes = len(body) if isinstance(body, bytes) else content_length(length)
         size += body_bytes or 0
     pattern = Pattern.CALL
     if accept and _media_type(accept.split(b",", 1)[0]) == b"text/event-stream":
@@ -93,7 +93,7 @@ def answer_pattern(pattern: Pattern, headers: Headers) -> Pattern:
             if name.lower() == b"content-type" and _media_type(value) in _STREAM_TYPES:
                 return Pattern.STREAM
         elif name_bytes == 14 and name.lower() == b"content-length":
-            size = _length(value)
+            size = content_length(value)
             if size is not None and size >= limits.DOWNLOAD_BYTES_MIN:
                 pattern = Pattern.DOWNLOAD
     return pattern
@@ -103,7 +103,7 @@ def _media_type(value: bytes) -> bytes:
     return value.split(b";", 1)[0].strip().lower()
 
 
-def _length(value: bytes) -> int | None:
+def content_length(value: bytes) -> int | None:
     """Read a Content-Length, None where there is none or it cannot be read."""
     value = value.strip()
     return int(value) if len(value) <= 18 and value.isdigit() else None

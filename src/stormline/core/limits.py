@@ -488,8 +488,6 @@ PLAN_RETRY_S: Final = 5.0
 """Pause after dispatch could not be reached, so that its outage does not cost every call PLAN_WAIT_S."""
 LINK_CONNECT_TIMEOUT_S: Final = 5.0
 """TCP and TLS of the long connection together, at one address."""
-REQUEST_BODY_GATHER_BYTES: Final = 64 * 1024
-"""Request bodies up to this size are sent in one piece and can be sent again."""
 REPORT_QUEUE_RECORDS_MAX: Final = 1000
 """Call records that wait for the APM; the oldest are dropped and counted (1,000 are about 0.5 MB)."""
 REPORT_INTERVAL_S: Final = 1.0
@@ -500,8 +498,6 @@ REPORT_RETRY_S: Final = 10.0
 """Pause after the APM did not take a report; grows to ten times this."""
 REPORT_FLUSH_S: Final = 2.0
 """What a closing client waits for its last report."""
-PUSH_QUEUE_MAX: Final = 64
-"""Pushes that wait for the application to read them; as many as may be unacknowledged, so none is refused."""
 DEVICE_CALLS_MAX: Final = 16
 """Calls of the server that one device works on at once."""
 DESCRIPTORS_ADVISED: Final = 8192

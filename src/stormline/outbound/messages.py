@@ -12,6 +12,19 @@ Headers = tuple[tuple[bytes, bytes], ...]
 """Field lines in their order: (name, value)."""
 
 
+def field_value(headers: Headers, name: bytes) -> bytes | None:
+    """Give the first value of a field, None where it is absent.
+
+    Args:
+        headers: field lines.
+        name: in lower case.
+    """
+    for each, value in headers:
+        if each.lower() == name:
+            return value
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """One HTTP request. Its `repr` shows neither target, headers nor body: they carry credentials.
