@@ -13,7 +13,8 @@ from stormline.net.clock import SystemClock
 from stormline.outbound.messages import HttpRequest
 from stormline.policy.shape import RequestShape
 
-LIMITS = CallLimits(10.0, 5.0, 5.0, 5.0, True, RequestShape(host="a.test"))
+LIMITS = CallLimits(10.0, 5.0, 5.0, 5.0, True)
+SHAPE = RequestShape(host="a.test")
 
 
 class Body:
@@ -61,7 +62,7 @@ def run():
             SystemClock(), "1", method="GET", host="a.test", path="/", business="", network="", sink=lambda record: None
         )
         return Run(
-            HttpRequest("GET", "https", "a.test", 443, b"/"), RequestBody(None, lambda size: None), LIMITS, trace
+            HttpRequest("GET", "https", "a.test", 443, b"/"), RequestBody(None, lambda size: None), SHAPE, LIMITS, trace
         )
 
     return make

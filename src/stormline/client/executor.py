@@ -5,14 +5,14 @@ import contextlib
 import functools
 import math
 import socket
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final
 
 from stormline.client.answer import Answer, LongBody, RequestBody, gateway_error
 from stormline.client.config import Config
 from stormline.client.following import FollowedBody, MemoryBody
 from stormline.client.lanes import CallLimits, Failed, Lane, Reply, Run
+from stormline.client.looks import FirstLooks
 from stormline.client.patterns import answer_pattern, content_length
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
@@ -32,7 +32,7 @@ from stormline.policy.budget import retry_after_s
 from stormline.policy.means import Means, Outcome, Step
 from stormline.policy.reconnect import renewable
 from stormline.policy.resend import SAFE_METHODS
-from stormline.policy.shape import Pattern
+from stormline.policy.shape import Pattern, RequestShape
 from stormline.policy.stall import Action
 
 if TYPE_CHECKING:
@@ -95,12 +95,16 @@ class Executor:
         self._open_tcp = open_tcp
         self._knocking: dict[Address, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
+        self._looks = FirstLooks(self._look)
 
-    async def execute(self, request: HttpRequest, call_limits: CallLimits, trace: CallTrace) -> Answer:
+    async def execute(
+        self, request: HttpRequest, shape: RequestShape, call_limits: CallLimits, trace: CallTrace
+    ) -> Answer:
         """Get an answer.
 
         Args:
             request: what is asked; a body in memory can be sent again, a stream once it was read from cannot.
+            shape: what it looks like.
             call_limits: the call's time.
             trace: follows the call; it is finished here only where the call fails.
 
@@ -111,10 +115,10 @@ class Executor:
             asyncio.CancelledError: nothing is left behind.
             Exception: of the source of the request's body.
         """
-        run = Run(request, RequestBody(request.body, trace.handed_down), call_limits, trace)
+        run = Run(request, RequestBody(request.body, trace.handed_down), shape, call_limits, trace)
         self._steering.enter(run, request.host)
         try:
-            run.ladder = await self._ladder(run)
+            run.ladder = self._plain_ladder(run) if self._scheduling is None else await self._ladder(run)
             reply = await self._climb(run)
         except BaseException as error:
             self._steering.leave(run)
@@ -143,7 +147,7 @@ class Executor:
         while step is not None and run.remaining() > 0:
             run.trace.attempt(step)
             run.trace.handed_down(run.shape.request_bytes)
-            lane = Lane(run, step, self._watch, quiet=False)
+            lane = Lane(run, step, self._looks, quiet=False)
             try:
                 reply = await run.first(self._try(lane))
             except Failed as failed:
@@ -240,10 +244,6 @@ class Executor:
         return self._pause_s(run) if after_s is None else after_s
 
     # -- lanes that fall silent ---------------------------------------------------------------------------------------
-    def _watch(self, lane: Lane) -> None:
-        """Look at a lane's connection now and then from the moment the request is put on it."""
-        lane.timer = self._loop.call_later(limits.LOOK_FIRST_S, self._look, lane)
-
     def _look(self, lane: Lane) -> None:
         """Do what the silence of a lane calls for."""
         run, held = lane.run, lane.held
@@ -321,6 +321,7 @@ class Executor:
 
     async def aclose(self) -> None:
         """End what runs beside the calls."""
+        self._looks.close()
         tasks = list(self._knocking.values())
         for task in tasks:
             task.cancel()
@@ -338,7 +339,7 @@ class Executor:
         step = run.ladder.beside()
         if step is None or step.means is Means.LONG:
             return
-        other = Lane(run, step, self._watch, quiet=True)
+        other = Lane(run, step, self._looks, quiet=True)
         other.newer_than = lane.asked_at
         other.note(f"try {step.means}{_where(step)}")
         run.trace.handed_down(run.shape.request_bytes)
@@ -358,7 +359,7 @@ class Executor:
             self._steering.leave(run)
             self._learn(run, reply, body_s=0.0, answer_bytes=None)
             return source
-        streams = answer_pattern(known.shape.pattern, reply.headers) is Pattern.STREAM
+        streams = answer_pattern(run.shape.pattern, reply.headers) is Pattern.STREAM
         may_resume = (
             reply.status == 200
             and run.request.method == "GET"
@@ -404,13 +405,13 @@ class Executor:
         run.ends_at = self._loop.time() + run.limits.deadline_s
         run.over = False
         request = run.request
-        run.request = replace(request, headers=(*request.headers, *fields))
+        run.request = request._replace(headers=(*request.headers, *fields))
         try:
             step = await self._after_answer(run, 0.0)
             while step is not None and run.remaining() > 0:
                 run.trace.note(f"the body broke off; asking again{' for the rest' if fields else ''}")
                 run.trace.attempt(step)
-                lane = Lane(run, step, self._watch, quiet=True)
+                lane = Lane(run, step, self._looks, quiet=True)
                 try:
                     reply = await run.first(self._try(lane))
                     _tell(run.trace, reply)
@@ -437,6 +438,18 @@ class Executor:
             f"{run.request.host}: every means to reach it is switched off or was refused",
             phase=Phase.PLAN,
             maybe_delivered=False,
+        )
+
+    def _plain_ladder(self, run: Run) -> means.Ladder:
+        """Lay out the steps where there is no platform."""
+        request = run.request
+        return means.plan(
+            long=False,
+            origins=(),
+            disabled=self._config.disabled,
+            method=request.method.upper(),
+            has_key=_has_key(request),
+            resends=run.limits.resends,
         )
 
     async def _ladder(self, run: Run) -> means.Ladder:
@@ -467,10 +480,10 @@ class Executor:
             resends=run.limits.resends,
         )
 
-    async def _try(self, lane: Lane) -> Reply:
+    def _try(self, lane: Lane) -> Coroutine[None, None, Reply]:
         if lane.step.means is Means.LONG and self._longline is not None:
-            return await self._try_long(self._longline, lane.run)
-        return await self._try_direct(lane)
+            return self._try_long(self._longline, lane.run)
+        return self._try_direct(lane)
 
     async def _try_long(self, longline: "LongLine", run: Run) -> Reply:
         request, body = run.request, run.body
@@ -520,7 +533,7 @@ class Executor:
         run, step = lane.run, lane.step
         request = run.request
         if run.body.whole is None:
-            request = replace(request, body=run.body.chunks())
+            request = request._replace(body=run.body.chunks())
         try:
             response = await self._pool.request(
                 forwarded(request, self._proxies),

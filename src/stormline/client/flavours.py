@@ -9,7 +9,7 @@ import functools
 import importlib
 import sys
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from stormline.client.answer import Answer
 from stormline.core import errors, limits
@@ -231,6 +231,9 @@ def _unpickled(name: str) -> Any:
     return kind.__new__(kind)
 
 
+_KINDS: Final[dict[type, Flavour]] = {}
+
+
 @functools.cache
 def _flavour(name: str) -> Flavour:
     return Flavour(sys.modules[name])
@@ -242,8 +245,13 @@ def flavour_of(request: Any) -> Flavour:
     Raises:
         LocalProtocolError: it is no request of httpx or httpx2.
     """
+    known = _KINDS.get(type(request))
+    if known is not None:
+        return known
     for kind in type(request).__mro__:
         name = kind.__module__.partition(".")[0]
         if name in _MODULES and kind.__name__ == "Request":
+            if kind is type(request):  # a class of the caller's own may be one of many
+                _KINDS[kind] = _flavour(name)
             return _flavour(name)
     raise errors.LocalProtocolError(f"{type(request).__name__} is not a request of httpx or httpx2")

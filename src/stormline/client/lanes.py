@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from stormline.client.answer import RequestBody
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
+from stormline.core.phase import Phase
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.policy.means import Ladder, Step
 from stormline.policy.shape import RequestShape
 
 if TYPE_CHECKING:
+    from stormline.client.looks import FirstLooks
     from stormline.core.values import Address
     from stormline.outbound.held import Held
 
@@ -30,7 +32,6 @@ class CallLimits(NamedTuple):
         connect_timeout_s: one connection (None: as long as the deadline lets).
         stream_timeout_s: the longest silence of a body that turns out to be a stream.
         resends: a request that may have been processed may be sent again, where its method allows that.
-        shape: what the request looks like.
     """
 
     deadline_s: float
@@ -38,7 +39,6 @@ class CallLimits(NamedTuple):
     connect_timeout_s: float | None
     stream_timeout_s: float | None
     resends: bool
-    shape: RequestShape
 
 
 class Failed(Exception):
@@ -86,6 +86,7 @@ class Run:
     """One call on its way: what is asked, how much time it has, who follows it, and its lanes.
 
     Attributes:
+        loop: the event loop it runs on.
         shape: what the request looks like.
         left: addresses that were tried for this call in vain.
         ladder: the steps it may take; set before the first.
@@ -97,20 +98,22 @@ class Run:
         bytes_down: of the answer, as far as they are still to come; -1 where nobody knows.
     """
 
-    __slots__ = ("_interrupted", "_loop", "_task", "_waiter", "_won", "asked_at", "body", "bytes_down",
-                 "ends_at", "first_byte_s", "ladder", "left", "limits", "others", "over", "queued", "request", "shape",
+    __slots__ = ("_interrupted", "_task", "_waiter", "_won", "asked_at", "body", "bytes_down", "ends_at",
+                 "first_byte_s", "ladder", "left", "limits", "loop", "others", "over", "queued", "request", "shape",
                  "trace")  # fmt: skip
+    ladder: Ladder
 
-    def __init__(self, request: HttpRequest, body: RequestBody, call_limits: CallLimits, trace: CallTrace) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(
+        self, request: HttpRequest, body: RequestBody, shape: RequestShape, call_limits: CallLimits, trace: CallTrace
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
         self.request = request
         self.body = body
         self.limits = call_limits
         self.trace = trace
-        self.ends_at = self._loop.time() + call_limits.deadline_s
-        self.shape = call_limits.shape
+        self.ends_at = self.loop.time() + call_limits.deadline_s
+        self.shape = shape
         self.left: set[Address] = set()
-        self.ladder = Ladder((), method=request.method, has_key=False)
         self.others: dict[asyncio.Task[Reply], Lane] = {}
         self.over = False
         self.asked_at: float | None = None
@@ -129,7 +132,7 @@ class Run:
 
     def remaining(self) -> float:
         """Seconds until the deadline."""
-        return self.ends_at - self._loop.time()
+        return self.ends_at - self.loop.time()
 
     # -- lanes --------------------------------------------------------------------------------------------------------
     async def first(self, lane: Awaitable[Reply]) -> Reply:
@@ -201,7 +204,7 @@ class Run:
     async def _any_other(self) -> Reply | None:
         """Wait for the lanes beside the first, which has failed; None where all fail too."""
         if self._won is None and self.others:
-            self._waiter = self._loop.create_future()
+            self._waiter = self.loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -236,14 +239,14 @@ class Lane:
         newer_than: it takes no connection that has brought nothing since this moment of the loop's time.
     """
 
-    __slots__ = ("_loop", "_on_held", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up",
+    __slots__ = ("_looks", "_loop", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up",
                  "held", "newer_than", "run", "step", "timer")  # fmt: skip
 
-    def __init__(self, run: Run, step: Step, on_held: "Callable[[Lane], None]", *, quiet: bool) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, run: Run, step: Step, looks: "FirstLooks[Lane]", *, quiet: bool) -> None:
+        self._loop = run.loop
         self._trace = run.trace
         self._quiet = quiet
-        self._on_held = on_held
+        self._looks = looks
         self.run = run
         self.step = step
         self.begun_at = self._loop.time()
@@ -256,9 +259,9 @@ class Lane:
 
     def stage(self, stage: str) -> None:
         """A stage begins. Of lanes side by side only the first is the call's timeline."""
-        if stage == "first_byte":
+        if stage == Phase.FIRST_BYTE:
             self.asked_at = self.run.asked_at = self._loop.time()
-        elif stage == "connect":
+        elif stage == Phase.CONNECT:
             self.dialled = True
         if not self._quiet:
             self._trace.enter(stage)
@@ -270,10 +273,11 @@ class Lane:
     def on_held(self, held: "Held") -> None:
         """The request is put on a connection."""
         self.held = held
-        self._on_held(self)
+        self._looks.add(self)
 
     def end(self) -> None:
         """It is over."""
+        self._looks.discard(self)
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

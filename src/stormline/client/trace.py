@@ -20,7 +20,7 @@ class CallTrace:
         self, clock: Clock, call_id: str, *, method: str, host: str, path: str, business: str, network: str,
         sink: Callable[[CallRecord], None] | None,
     ) -> None:  # fmt: skip
-        self._clock = clock
+        self._monotonic = clock.monotonic
         self._sink = sink
         self._start = clock.monotonic()
         self._attempt_start = self._start
@@ -41,16 +41,16 @@ class CallTrace:
 
     def enter(self, stage: str) -> None:
         """A stage begins."""
-        self.timeline.enter(stage, self._clock.monotonic())
+        self.timeline.enter(stage, self._monotonic())
 
     def note(self, line: str) -> None:
         """A decision was taken."""
         if len(self.timeline.story) < limits.STORY_LINES_MAX:
-            self.timeline.note(self._clock.monotonic(), line)
+            self.timeline.note(self._monotonic(), line)
 
     def attempt(self, step: Step) -> None:
         """A step begins."""
-        self._attempt_start = self._clock.monotonic()
+        self._attempt_start = self._monotonic()
         self._attempt = AttemptRecord(means=step.means.value, start_ms=(self._attempt_start - self._start) * 1000)
         self.record.attempts.append(self._attempt)
         self.record.means = step.means.value
@@ -100,12 +100,12 @@ class CallTrace:
     def handed_out(self, size: int) -> None:
         """A chunk of the body goes to the consumer; the time until `pulled` is decoding, not network."""
         self.record.bytes_down += size
-        self._paused_at = self._clock.monotonic()
+        self._paused_at = self._monotonic()
 
     def pulled(self) -> None:
         """The consumer wants the next chunk."""
         if self._paused_at is not None:
-            now = self._clock.monotonic()
+            now = self._monotonic()
             self.timeline.enter("body", now)
             self.timeline.move("body", "decode", now - self._paused_at)
             self._paused_at = None
@@ -147,13 +147,13 @@ class CallTrace:
         if self._finished:
             return
         self._finished = True
-        self.record.total_ms, self.record.stages_ms = self.timeline.finish(self._clock.monotonic())
+        self.record.total_ms, self.record.stages_ms = self.timeline.finish(self._monotonic())
         if self._sink is not None:
             self._sink(self.record)
 
     def _end_attempt(self) -> None:
         if self._attempt is not None and not self._attempt.duration_ms:
-            self._attempt.duration_ms = (self._clock.monotonic() - self._attempt_start) * 1000
+            self._attempt.duration_ms = (self._monotonic() - self._attempt_start) * 1000
 
 
 def _kind(error: BaseException) -> str:

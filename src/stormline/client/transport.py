@@ -4,13 +4,14 @@ import asyncio
 import functools
 import os
 import ssl
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from stormline.client.answer import Answer
 from stormline.client.background import BACKGROUND, PulledBody
 from stormline.client.config import Config, load_bundle
-from stormline.client.flavours import Flavour, flavour_of
+from stormline.client.flavours import flavour_of
 from stormline.client.outside import REAL, Outside
 from stormline.client.runtime import Runtime
 from stormline.core import errors
@@ -38,7 +39,7 @@ def make_config(config: Config | None, bundle: "Bundle | str | os.PathLike[str] 
     return replace(config, bundle=load_bundle(bundle))
 
 
-async def run_request(runtime: Runtime, flavour: Flavour, request: Any, body: Any) -> Answer:
+def run_request(runtime: Runtime, request: Any, body: Any) -> Coroutine[None, None, Answer]:
     """Run a request of either module on the runtime's loop."""
     url = request.url
     scheme = url.scheme
@@ -56,7 +57,7 @@ async def run_request(runtime: Runtime, flavour: Flavour, request: Any, body: An
             hold[-1].release()  # of the redirect before; its body has ended
         trace.held = True
         hold.append(trace)
-    return await runtime.execute(
+    return runtime.execute(
         method=request.method,
         scheme=scheme,
         host=host,
@@ -144,7 +145,7 @@ class AsyncTransport(AsyncBaseTransport):
             raise flavour.unsupported(request)
         body = flavour.body_in_memory(request)
         try:
-            answer = await run_request(self.runtime(), flavour, request, body if body is not None else request.stream)
+            answer = await run_request(self.runtime(), request, body if body is not None else request.stream)
         except (errors.TransportError, errors.LocalProtocolError) as error:
             raise flavour.convert(error, request) from error
         return flavour.response(answer, request)
@@ -217,13 +218,13 @@ class Transport(BaseTransport):
         pulled = PulledBody(request.stream) if whole is None else None
         wait = functools.partial(BACKGROUND.run, body=pulled)
         try:
-            answer = wait(self._run(flavour, request, whole if pulled is None else pulled))
+            answer = wait(self._run(request, whole if pulled is None else pulled))
         except (errors.TransportError, errors.LocalProtocolError) as error:
             raise flavour.convert(error, request) from error
         return flavour.response(answer, request, wait)
 
-    async def _run(self, flavour: Flavour, request: Any, body: Any) -> Answer:
-        return await run_request(self._inner.runtime(), flavour, request, body)
+    async def _run(self, request: Any, body: Any) -> Answer:
+        return await run_request(self._inner.runtime(), request, body)
 
     def network_changed(self) -> None:
         """Say that the device has another network now; see `AsyncTransport.network_changed`. Any thread may call it."""

@@ -360,6 +360,11 @@ HTTP_HEAD_BYTES_MAX: Final = 64 * 1024
 data (extensions, trailers). Twice what common servers allow for requests."""
 HTTP_HEADERS_MAX: Final = 256
 """Fields of an answer's head; more is an attack or a fault."""
+HTTP_FIELDS_REMEMBERED: Final = 16
+"""Sets of request fields that a pool remembers as checked and put into lines: a client has one or two for each kind of
+request. Where every request has one of its own nothing is gained, and little is lost."""
+HTTP_FIELDS_REMEMBERED_BYTES: Final = 2048
+"""Size of such a set above which it is checked anew: at most 32 KiB are kept."""
 PACKET_GAP_S: Final = 12.0
 """Silence in the middle of an answer's body after which the connection counts as dead (the packet-to-packet time-out
 for mobile networks of the published signalling network; 8 s there on WiFi)."""

@@ -183,9 +183,9 @@ class TcpStream:
         heard_at: see `Stream.heard_at`.
     """
 
-    __slots__ = ("_arrived", "_broken", "_drained", "_eager", "_fd", "_loop", "_reader", "_receiving", "_sending",
-                 "_sent", "_size_max", "_sock", "_tcp_info", "_watching", "_writer", "alpn", "heard_at", "local",
-                 "peer")  # fmt: skip
+    __slots__ = ("_arrived", "_broken", "_drained", "_eager", "_fd", "_loop", "_poll", "_reader", "_receiving",
+                 "_sending", "_sent", "_size_max", "_sock", "_tcp_info", "_watching", "_writer", "alpn", "heard_at",
+                 "local", "peer")  # fmt: skip
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop, *, tcp_info: bool = True) -> None:
         self._loop = loop
@@ -206,6 +206,7 @@ class TcpStream:
         self.peer = Address(*sock.getpeername()[:2])
         self.local = Address(*sock.getsockname()[:2])
         self._sock: socket.socket | None = sock
+        self._poll: select.poll | None = None  # made when it is first asked whether it is readable
 
     @property
     def sent_bytes(self) -> int:
@@ -256,7 +257,8 @@ class TcpStream:
             raise _closed()
         if self._broken:
             raise BrokenPipeError(errno.EPIPE, "an earlier send on this stream failed")
-        self._drained = False  # what is sent now may be answered before the next `receive`
+        # What is sent now may be answered before the next `receive`; where the loop watches, it says so soon enough.
+        self._drained = self._watching
         try:
             taken = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -310,9 +312,10 @@ class TcpStream:
         """See `Stream.is_readable`; a closed stream is readable, as `receive` fails at once."""
         if self._sock is None or self._arrived is not None:
             return True
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(0))
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._fd, select.POLLIN)
+        return bool(self._poll.poll(0))
 
     def close(self) -> None:
         """See `Stream.close`."""

@@ -194,7 +194,7 @@ class Progress:
 
     def stage(self, stage: str) -> None:
         """Note that a stage begins."""
-        self.phase = Phase(stage)
+        self.phase = stage if isinstance(stage, Phase) else Phase(stage)
         self._on_stage(stage)
 
     def too_late(self) -> errors.DeadlineExceeded:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final, NamedTuple, NoReturn
 
 from stormline.core import errors, limits
@@ -20,24 +20,28 @@ class Http1Connection:
         stream: owned from now on.
 
     Attributes:
+        loop: the event loop it belongs to.
         stream: the bytes below.
         exchanges: requests begun on it.
         answers: heads of answers that came.
     """
 
-    __slots__ = ("_mark", "answers", "exchanges", "stream")
+    __slots__ = ("_current", "_mark", "_timer", "answers", "exchanges", "loop", "stream")
 
     def __init__(self, stream: Stream) -> None:
+        self.loop = asyncio.get_running_loop()
         self.stream: Final = stream
         self.exchanges = self.answers = 0
         self._mark = 0
+        self._current: _Exchange | None = None
+        self._timer: asyncio.TimerHandle | None = None  # outlives an exchange: to make one for each costs more
 
     @property
     def maybe_delivered(self) -> bool:
         """True once the kernel has taken a byte of the latest request."""
         return self.stream.sent_bytes > self._mark
 
-    async def exchange(
+    def exchange(
         self,
         request: Encoded,
         *,
@@ -46,7 +50,7 @@ class Http1Connection:
         read_timeout_s: float | None = None,
         done: Callable[[bool], None],
         on_stage: Callable[[str], None],
-    ) -> HttpResponse:
+    ) -> Coroutine[None, None, HttpResponse]:
         """Send a request and give its answer as soon as the head is there.
 
         An answer that comes before the request is out is given all the same (and the connection not used again);
@@ -72,11 +76,35 @@ class Http1Connection:
         reused = self.exchanges > 0
         self.exchanges += 1
         self._mark = self.stream.sent_bytes
-        exchange = _Exchange(self, request, _Bounds(deadline_at, head_by, read_timeout_s), done=done, on_stage=on_stage)
-        return await exchange.run(reused=reused)
+        exchange = self._current = _Exchange(
+            self, request, _Bounds(deadline_at, head_by, read_timeout_s), done=done, on_stage=on_stage
+        )
+        return exchange.run(reused=reused)
+
+    def watch(self, due: float) -> None:
+        """Have the timer fire no later than `due`. One that fires early finds out and sleeps on."""
+        timer = self._timer
+        if timer is not None:
+            if timer.when() <= due:
+                return
+            timer.cancel()
+        self._timer = self.loop.call_at(due, self._time_came)
+
+    def _time_came(self) -> None:
+        self._timer = None
+        if self._current is not None:
+            self._current.expire()
+
+    def rest(self) -> None:
+        """The exchange is over: nothing is watched."""
+        self._current = None
 
     def close(self) -> None:
         """Close at once."""
+        self._current = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.stream.close()
 
 
@@ -96,8 +124,8 @@ class _Exchange:
     """One request and its answer; the `BodySource` of that answer."""
 
     __slots__ = ("_bounds", "_connection", "_done", "_expired", "_failure", "_finished", "_loop", "_moved_at",
-                 "_on_stage", "_reader", "_reading", "_request", "_sender", "_sent_all", "_size", "_stop", "_stream",
-                 "_timer")  # fmt: skip
+                 "_on_stage", "_reader", "_reading", "_request", "_sender", "_sent_all", "_size", "_stop",
+                 "_stream")  # fmt: skip
 
     def __init__(
         self,
@@ -108,7 +136,7 @@ class _Exchange:
         done: Callable[[bool], None],
         on_stage: Callable[[str], None],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = connection.loop
         self._connection = connection
         self._stream = connection.stream
         self._request = request
@@ -125,22 +153,21 @@ class _Exchange:
         self._moved_at = self._loop.time()  # when bytes last went either way
         self._reading = True  # somebody waits for bytes: silence counts
         self._failure: errors.TransportError | None = None  # how reading the body ended, said again if asked again
-        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, *, reused: bool) -> HttpResponse:
         """Send, and read as far as the head's end."""
         reader = self._reader
         try:
             self._watch()
-            self._on_stage(Phase.SEND.value)
+            self._on_stage(Phase.SEND)
             write_error = await self._send_or_begin_to()
             await self._read_head(write_error)
             self._connection.answers += 1
             if not self._sent_all:
                 reader.keep_alive = False
                 self._stop = reader.status >= 300 or self._says_close()
-                self._on_stage(Phase.FIRST_BYTE.value)
-            self._on_stage(Phase.BODY.value)
+                self._on_stage(Phase.FIRST_BYTE)
+            self._on_stage(Phase.BODY)
             self._reading = False
             if reader.complete:
                 await self._end(reusable=reader.keep_alive)
@@ -223,7 +250,7 @@ class _Exchange:
             return
         self._sent_all = True
         if not self._reader.status:
-            self._on_stage(Phase.FIRST_BYTE.value)
+            self._on_stage(Phase.FIRST_BYTE)
 
     def _sender_done(self, sender: asyncio.Task[None]) -> None:
         error = None if sender.cancelled() else sender.exception()
@@ -343,10 +370,10 @@ class _Exchange:
             return
         self._finished = True
         reusable = reusable and not self._request.close
-        if self._timer is not None:
-            self._timer.cancel()
-        if not reusable:
-            self._stream.close()
+        if reusable:
+            self._connection.rest()
+        else:
+            self._connection.close()
         self._done(reusable)
 
     # -- time -----------------------------------------------------------------------------------------------------
@@ -366,19 +393,12 @@ class _Exchange:
         return min(deadline, self._moved_at + silence_s)
 
     def _watch(self) -> None:
-        """Have one timer that fires no later than time runs out. One that fires early finds out and sleeps on."""
-        if self._finished:
-            return
-        due = self._due()
-        if self._timer is not None:
-            if self._timer.when() <= due:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._expire)
+        """See to it that somebody looks when time runs out."""
+        if not self._finished:
+            self._connection.watch(self._due())
 
-    def _expire(self) -> None:
-        """Free the connection when time has run out, whether or not anybody reads the body."""
-        self._timer = None
+    def expire(self) -> None:
+        """Free the connection where time has run out, whether or not anybody reads the body."""
         due = self._due()
         if self._loop.time() < due:
             self._watch()

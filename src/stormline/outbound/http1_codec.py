@@ -12,7 +12,7 @@ import httptools
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
-from stormline.outbound.messages import HttpRequest
+from stormline.outbound.messages import Headers, HttpRequest
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """RFC 9110 section 5.6.2."""
@@ -24,6 +24,10 @@ _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _START: Final = b"HTTP/1."
 _WITH_CONTENT: Final = frozenset({"POST", "PUT", "PATCH"})
 """Methods whose meaning expects content: without it they say `Content-Length: 0` (RFC 9110 section 8.6)."""
+_METHODS: Final = {
+    each: each.encode("ascii") for each in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY")
+}
+"""Those that need no check."""
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -57,21 +61,80 @@ def _begin(name: bytes) -> bytes:
     return found[0][:40] if found else b""
 
 
+class _Fields(NamedTuple):
+    """Header fields that were checked.
+
+    Attributes:
+        block: their lines.
+        seen: values by lower-case name.
+        close: they ask to close the connection.
+    """
+
+    block: bytes
+    seen: dict[bytes, bytes]
+    close: bool
+
+
+class Encoder:
+    """Puts requests into bytes. Remembers the header fields it has checked: a client sends few kinds, over and over.
+
+    At most `limits.HTTP_FIELDS_REMEMBERED`, which go with it.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[Headers, _Fields] = {}
+
+    def encode(self, request: HttpRequest) -> Encoded:
+        """Check a request and put its head into bytes.
+
+        Raises:
+            LocalProtocolError: a part of it could break out of its place (CR, LF, NUL, spaces), or the framing fields
+                contradict the body, or the method is CONNECT. Nothing was sent.
+        """
+        method = _METHODS.get(request.method)
+        if method is None:
+            method = request.method.encode("utf-8", "surrogateescape")
+            if not _TOKEN.fullmatch(method) or method == b"CONNECT":
+                raise errors.LocalProtocolError(f"method {request.method[:40]!r} cannot be sent")
+        if not _TARGET.fullmatch(request.target):
+            raise errors.LocalProtocolError(
+                "the request target is empty or holds a space, control or non-ASCII character"
+            )
+        fields = self._known.get(request.headers)
+        if fields is None:
+            fields = _check(request.headers)
+            if len(self._known) >= limits.HTTP_FIELDS_REMEMBERED:
+                self._known.clear()
+            if len(fields.block) <= limits.HTTP_FIELDS_REMEMBERED_BYTES:
+                self._known[request.headers] = fields
+        length, chunked, framing = _framing(request, fields.seen)
+        host = b"" if b"host" in fields.seen else b"Host: %s\r\n" % _host(request)
+        return Encoded(
+            b"%s %s HTTP/1.1\r\n%s%s%s\r\n" % (method, request.target, host, fields.block, framing),
+            b"" if request.body is None else request.body,
+            chunked,
+            length,
+            method == b"HEAD",
+            fields.close,
+        )
+
+
 def encode(request: HttpRequest) -> Encoded:
-    """Check a request and put its head into bytes.
+    """Put one request into bytes; see `Encoder.encode`."""
+    return Encoder().encode(request)
+
+
+def _check(headers: Headers) -> _Fields:
+    """Check header fields.
 
     Raises:
-        LocalProtocolError: a part of it could break out of its place (CR, LF, NUL, spaces), or the framing fields
-            contradict the body, or the method is CONNECT. Nothing was sent.
+        LocalProtocolError: see `Encoder.encode`.
     """
-    method = request.method.encode("utf-8", "surrogateescape")
-    if not _TOKEN.fullmatch(method) or method == b"CONNECT":
-        raise errors.LocalProtocolError(f"method {request.method[:40]!r} cannot be sent")
-    if not _TARGET.fullmatch(request.target):
-        raise errors.LocalProtocolError("the request target is empty or holds a space, control or non-ASCII character")
-    lines = [b"%s %s HTTP/1.1" % (method, request.target)]
+    lines: list[bytes] = []
     seen: dict[bytes, bytes] = {}
-    for name, value in request.headers:
+    for name, value in headers:
         if not _TOKEN.fullmatch(name):
             raise errors.LocalProtocolError(f"a header name that begins {_begin(name)!r} is not a token")
         if not _VALUE.fullmatch(value):
@@ -84,19 +147,8 @@ def encode(request: HttpRequest) -> Encoded:
         else:
             value_seen = value
         seen[lower] = value_seen
-        lines.append(b"%s: %s" % (name, value))
-    if b"host" not in seen:
-        lines.insert(1, b"Host: " + _host(request))
-    length, chunked = _framing(request, seen, lines)
-    lines.append(b"\r\n")
-    return Encoded(
-        head=b"\r\n".join(lines),
-        body=b"" if request.body is None else request.body,
-        chunked=chunked,
-        length=length,
-        is_head=method == b"HEAD",
-        close=b"close" in _tokens(seen.get(b"connection", b"")),
-    )
+        lines.append(b"%s: %s\r\n" % (name, value))
+    return _Fields(b"".join(lines), seen, b"close" in _tokens(seen.get(b"connection", b"")))
 
 
 def _host(request: HttpRequest) -> bytes:
@@ -106,26 +158,25 @@ def _host(request: HttpRequest) -> bytes:
     return (host if request.port == _PORTS.get(request.scheme) else f"{host}:{request.port}").encode("ascii")
 
 
-def _framing(request: HttpRequest, seen: dict[bytes, bytes], lines: list[bytes]) -> tuple[int | None, bool]:
-    """Say how the body is framed, (length, chunked), and add the field for it where it is absent."""
+def _framing(request: HttpRequest, seen: dict[bytes, bytes]) -> tuple[int | None, bool, bytes]:
+    """Say how the body is framed: length, whether chunked, and the line for it where it is absent."""
     body = request.body
     coding, given = seen.get(b"transfer-encoding"), seen.get(b"content-length")
     if coding is not None:
         if given is not None or coding.strip().lower() != b"chunked":
             raise errors.LocalProtocolError("Transfer-Encoding may only be 'chunked', and without Content-Length")
-        return None, True
+        return None, True, b""
     if given is not None:
         if not _LENGTH.fullmatch(given):
             raise errors.LocalProtocolError("Content-Length is not a number")
         if not isinstance(body, AsyncIterable) and int(given) != len(body or b""):
             raise errors.LocalProtocolError(f"Content-Length {int(given)}, but the body has {len(body or b'')} bytes")
-        return int(given), False
-    if isinstance(body, AsyncIterable):
-        lines.append(b"Transfer-Encoding: chunked")
-        return None, True
-    if body or request.method in _WITH_CONTENT:
-        lines.append(b"Content-Length: %d" % len(body or b""))
-    return len(body or b""), False
+        return int(given), False, b""
+    if body is None or isinstance(body, bytes):
+        size = len(body or b"")
+        said = b"Content-Length: %d\r\n" % size if size or request.method in _WITH_CONTENT else b""
+        return size, False, said
+    return None, True, b"Transfer-Encoding: chunked\r\n"
 
 
 def _tokens(value: bytes) -> list[bytes]:
@@ -262,15 +313,18 @@ class ResponseReader:
     # -- inside ---------------------------------------------------------------------------------------------------
     def _receive_head(self, data: bytes) -> bytes:
         """Read of `data` what belongs to the head; give the rest."""
-        window = self._tail + data
-        end = window.find(b"\r\n\r\n")
-        part = data if end < 0 else data[: end + 4 - len(self._tail)]
-        self._tail = window[-3:]
-        if len(self._start) < len(_START):
-            # Said at the first wrong byte, not after a head that never ends: another protocol answers here.
-            self._start += part[: len(_START) - len(self._start)]
-            if not _START.startswith(self._start):
-                raise self._violation("it does not begin like HTTP/1")
+        if not self._start and data.startswith(_START) and (end := data.find(b"\r\n\r\n")) >= 0:
+            part, self._start = data[: end + 4], _START  # all of it at once, as almost always
+        else:
+            window = self._tail + data
+            end = window.find(b"\r\n\r\n")
+            part = data if end < 0 else data[: end + 4 - len(self._tail)]
+            self._tail = window[-3:]
+            if len(self._start) < len(_START):
+                # Said at the first wrong byte, not after a head that never ends: another protocol answers here.
+                self._start += part[: len(_START) - len(self._start)]
+                if not _START.startswith(self._start):
+                    raise self._violation("it does not begin like HTTP/1")
         self._head_size += len(part)
         if self._head_size > limits.HTTP_HEAD_BYTES_MAX:
             raise self._violation(f"the head has more than {limits.HTTP_HEAD_BYTES_MAX} bytes")
@@ -290,16 +344,12 @@ class ResponseReader:
         if status < 200:
             self._next_head()
             return
-        named: dict[bytes, list[bytes]] = {}
-        for name, value in self._fields:
-            named.setdefault(name.lower(), []).append(value)
-        codings, lengths = named.get(b"transfer-encoding", []), named.get(b"content-length", [])
+        codings, lengths, connection = self._framing_fields()
         if codings and (version == "1.0" or lengths or [coding.lower() for coding in codings] != [b"chunked"]):
             # We offer no other coding (no TE is sent); RFC 9112 sections 6.1 and 7.
             raise self._violation("a transfer coding that is not plain 'chunked'")
         if len(lengths) > 1 or (lengths and not _LENGTH.fullmatch(lengths[0])):
             raise self._violation("the content length is not one number")
-        connection = _tokens(b",".join(named.get(b"connection", [])))
         self.keep_alive = b"close" not in connection and (version == "1.1" or b"keep-alive" in connection)
         self.reason, self.headers, self.http_version = self._reason, self._fields, f"HTTP/{version}"
         bodiless = self._is_head or status in (204, 304)
@@ -314,6 +364,21 @@ class ResponseReader:
         if not self._chunked:
             del self._parser  # it holds our methods: a circle that only the garbage collector would break
         self.status = status
+
+    def _framing_fields(self) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Give the values of Transfer-Encoding and Content-Length, and the tokens of Connection."""
+        codings: list[bytes] = []
+        lengths: list[bytes] = []
+        connection: list[bytes] = []
+        for name, value in self._fields:
+            match len(name):
+                case 14 if name.lower() == b"content-length":
+                    lengths.append(value)
+                case 17 if name.lower() == b"transfer-encoding":
+                    codings.append(value)
+                case 10 if name.lower() == b"connection":
+                    connection += _tokens(value)
+        return codings, lengths, connection
 
     def _receive_chunked(self, data: bytes) -> None:
         self._chunk_silence += len(data)

@@ -1,8 +1,7 @@
 """A request to send and its answer, as the pool and the connections speak of them."""
 
 from collections.abc import AsyncIterable, AsyncIterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stormline.core import errors
 from stormline.core.phase import Phase
@@ -25,8 +24,7 @@ def field_value(headers: Headers, name: bytes) -> bytes | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(NamedTuple):
     """One HTTP request. Its `repr` shows neither target, headers nor body: they carry credentials.
 
     Attributes:
@@ -43,9 +41,13 @@ class HttpRequest:
     scheme: str
     host: str
     port: int
-    target: bytes = field(repr=False)
-    headers: Headers = field(default=(), repr=False)
-    body: bytes | AsyncIterable[bytes] | None = field(default=None, repr=False)
+    target: bytes
+    headers: Headers = ()
+    body: bytes | AsyncIterable[bytes] | None = None
+
+    def __repr__(self) -> str:
+        """Show what is no secret."""
+        return f"<HttpRequest {self.method} {self.scheme}://{self.host}:{self.port}>"
 
 
 class BodySource(Protocol):

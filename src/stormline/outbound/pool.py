@@ -5,7 +5,7 @@ import collections
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from typing import Final
 
 from stormline.core import errors, limits
@@ -16,7 +16,7 @@ from stormline.net.stream import Stream
 from stormline.outbound.dial import quiet
 from stormline.outbound.held import Held, Key, Origin, Progress, key_of
 from stormline.outbound.http1 import Http1Connection
-from stormline.outbound.http1_codec import Encoded, encode
+from stormline.outbound.http1_codec import Encoded, Encoder
 from stormline.outbound.messages import HttpRequest, HttpResponse
 from stormline.outbound.places import Connector as Connector
 from stormline.outbound.places import Idle, Memory, Opening, Place, Times, Waiter
@@ -68,6 +68,7 @@ class HttpPool:
         self._total = 0
         self._waiting = 0
         self._numbers = itertools.count(1)
+        self._encoder = Encoder()
         self._due: dict[Place, None] = {}  # whose waiters are to be looked at
         self._slot_free = False  # for whomever
         self._serving = False
@@ -137,8 +138,9 @@ class HttpPool:
             if on_held is not None:
                 on_held(held)
             return await self._exchange_shared(held, request, times, progress)
-        encoded = encode(request)  # now, so that what cannot be sent fails before anything is done for it
-        held = await self._find(key, left, times, progress, on_note)
+        # Now, so that what cannot be sent fails before anything is done for it.
+        encoded = self._encoder.encode(request)
+        held = self._idle_at(place, left) or await self._find(key, left, times, progress, on_note)
         if on_held is not None:
             on_held(held)
         if held.shared is not None:
@@ -166,23 +168,22 @@ class HttpPool:
                 await self._connect(held, left, times, progress, on_note)
             return held
 
-    async def _exchange(self, held: Held, encoded: Encoded, times: Times, progress: Progress) -> HttpResponse:
-        """Send a request over an HTTP/1.1 connection of its own."""
+    def _exchange(
+        self, held: Held, encoded: Encoded, times: Times, progress: Progress
+    ) -> Coroutine[None, None, HttpResponse]:
+        """Send a request over an HTTP/1.1 connection of its own, which gives its slot back however that ends."""
         connection = held.connection
-        try:
-            if connection is None:
-                raise errors.LocalProtocolError("the slot has no connection")
-            return await connection.exchange(
-                encoded,
-                deadline_at=times.body_by,
-                head_by=times.head_by,
-                read_timeout_s=times.read_timeout_s,
-                done=lambda reusable: self._release(held, reusable=reusable),
-                on_stage=progress.stage,
-            )
-        except BaseException:
+        if connection is None:
             self._release(held, reusable=False)
-            raise
+            raise errors.LocalProtocolError("the slot has no connection")
+        return connection.exchange(
+            encoded,
+            deadline_at=times.body_by,
+            head_by=times.head_by,
+            read_timeout_s=times.read_timeout_s,
+            done=lambda reusable: self._release(held, reusable=reusable),
+            on_stage=progress.stage,
+        )
 
     # -- making connections ---------------------------------------------------------------------------------------
     async def _connect(
@@ -719,6 +720,13 @@ class HttpPool:
                 return entry
             self._close_idle(place, entry)
         return None
+
+    def _idle_at(self, place: Place | None, left: Collection[Address]) -> Held | None:
+        """Give a slot with an idle connection where nothing else comes into question, as almost always."""
+        if place is None or place.waiters or place.may_share or self._closed:
+            return None
+        entry = self._take_idle(place, left, next(self._numbers))
+        return None if entry is None else self._occupy(place, entry.connection, entry.made)
 
     def _evict(self, asks: Place, origin: Origin | None) -> bool:
         """Close the connection that is idle for longest, of one origin or of all; False where none is idle."""

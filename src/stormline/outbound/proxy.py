@@ -11,7 +11,6 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from stormline.core import errors, limits
@@ -329,7 +328,7 @@ def forwarded(request: HttpRequest, rules: ProxyRules) -> HttpRequest:
     if proxy.authorization is not None and not any(name.lower() == b"proxy-authorization" for name, _ in headers):
         headers = (*headers, (b"Proxy-Authorization", proxy.authorization))
     target = b"http://" + f"{host}{port}".encode("utf-8", "surrogateescape") + path
-    return replace(request, target=target, headers=headers)
+    return request._replace(target=target, headers=headers)
 
 
 # -- SOCKS5 -----------------------------------------------------------------------------------------------------------

@@ -99,6 +99,9 @@ class RetryBudget:
 
     def observe_request(self, host: str, now: float) -> None:
         """A request was sent for the first time: it earns `limits.RETRY_SHARE` of a retry."""
+        purse, whole = self._hosts.use(host), self._all
+        if purse.tokens >= limits.RETRY_BURST and whole.tokens >= limits.RETRY_BURST_ALL:
+            return  # full purses, as almost always
         purse, whole = self._filled(host, now)
         purse.earn(limits.RETRY_BURST)
         whole.earn(limits.RETRY_BURST_ALL)

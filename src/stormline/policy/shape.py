@@ -6,7 +6,6 @@ Pure helpers; nothing here is learned.
 import enum
 import math
 import re
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from stormline.core import limits
@@ -63,8 +62,7 @@ NO_QUEUE: Final = Queue()
 """Nothing goes before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestShape:
+class RequestShape(NamedTuple):
     """One request, as far as its time-outs care.
 
     Attributes:
