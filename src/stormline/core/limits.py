@@ -741,6 +741,24 @@ FLOW_BYTES_BURST: Final = 80 * 1024 * 1024
 FLOW_BYTES_PER_S: Final = 80 * 1024 * 1024 / 3600.0
 """How fast that room comes back (Mars: 80 MiB an hour)."""
 
+# -- more than one way out ---------------------------------------------------------------------------------------------
+PATHS_MAX: Final = 4
+"""Ways out of the machine that are told apart: WiFi, cellular, a cable, one more."""
+PATH_DARK_S: Final = 1.0
+"""Silence of a whole network, with something owed, after which another network is tried beside it. Longer than any
+round trip but those of the slowest links; a lost packet is repeated by then."""
+PATH_PROBE_S: Final = 2.0
+"""Pause before a dead network is asked whether it is back, and between two such questions: one TCP handshake each."""
+PATH_PROBE_S_MAX: Final = 32.0
+"""The longest such pause, for one that keeps relapsing."""
+PATH_STEADY_S: Final = 30.0
+"""A network that was back for this long has not relapsed when it fails again."""
+PATH_METERED_BYTES: Final = 20 * 1024 * 1024
+"""Bytes that a metered network may carry at once for us where the system had chosen another: some minutes of small
+requests and a few pages, and no video."""
+PATH_METERED_BYTES_PER_S: Final = 20 * 1024 * 1024 / 86_400
+"""How fast that room comes back: in a day."""
+
 # -- proxies ----------------------------------------------------------------------------------------------------------
 PROXY_URL_CHARS_MAX: Final = 2048
 """A proxy's URL: a name and two credentials of 255 bytes each, percent-encoded, have room."""

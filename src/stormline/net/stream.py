@@ -29,6 +29,7 @@ _log = logging.getLogger("stormline.net")
 
 _TLS_RECORD_BYTES: Final = 16 * 1024
 """The most plain text one TLS record carries (RFC 8446 section 5.1)."""
+_SO_BINDTODEVICE: Final = getattr(socket, "SO_BINDTODEVICE", 25)
 _IPPROTO_MPTCP: Final = 262
 """`socket.IPPROTO_MPTCP`, which a Python built on an old system lacks."""
 _NO_MPTCP: Final = frozenset({errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.EOPNOTSUPP})
@@ -433,7 +434,9 @@ def _keep_alive(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # last: not at the system's own pace, which is hours
 
 
-async def open_tcp(address: Address, *, mptcp: bool = False, tcp_info: bool = True) -> TcpStream:
+async def open_tcp(
+    address: Address, *, mptcp: bool = False, tcp_info: bool = True, device: str | None = None
+) -> TcpStream:
     """Connect to one address; small writes are sent at once (TCP_NODELAY).
 
     A peer that is silent is asked for signs of life where the system lets us say when; one that gives none ends the
@@ -447,6 +450,7 @@ async def open_tcp(address: Address, *, mptcp: bool = False, tcp_info: bool = Tr
         address: an IP literal, IPv6 with a `%scope` where it needs one, and a port.
         mptcp: ask for Multipath TCP (RFC 8684); it is TCP where this kernel, the path or the peer does not have it.
         tcp_info: see `TcpStream`.
+        device: go out by the network interface of this name, whatever the system's routes prefer (Linux).
 
     Raises:
         OSError: no connection; `ConnectionRefusedError`, `TimeoutError` and so on by errno.
@@ -464,6 +468,8 @@ async def open_tcp(address: Address, *, mptcp: bool = False, tcp_info: bool = Tr
     loop = asyncio.get_running_loop()
     sock = _new_socket(socket.AF_INET6 if literal.version == 6 else socket.AF_INET, mptcp=mptcp)
     try:
+        if device is not None:
+            sock.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, device.encode())
         code = sock.connect_ex(target)
         if code in (errno.EINPROGRESS, errno.EINTR):
             waiter = loop.create_future()
