@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stormline.telemetry import report
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
-from stormline.wire import bundle, frames, jws, plan, tokens
+from stormline.wire import bundle, frames, httpsig, jws, plan, tokens
 from stormline.wire import messages as m
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -144,6 +144,27 @@ def proxy_settings() -> list[bytes]:
         b"socks5h://[2001:db8::1]:1080\n[::1]:443,fd00::/8,::1,http://d.example,*:8080",
         b"proxy.example\n*",
     ]
+
+
+SIGNED_FOR = httpsig.Asked("GET", "http", HOST, "/x?y=1", ((b"host", HOST.encode()),))
+SIGNED_HEAD = ((b"content-type", b"text/plain"),)
+SIGNED_BODY = b"the body that was signed"
+SIGNED_SECRET = b"a secret for fuzzing only"
+
+
+def signed_answers() -> list[bytes]:
+    """The three field lines of a signed answer, one a line, and its body."""
+    sign = httpsig.Signer("hmac-sha256", SIGNED_SECRET)
+    answers = []
+    for nonce in ("n", None):
+        fields = httpsig.sign_answer(
+            SIGNED_FOR, 200, SIGNED_HEAD, SIGNED_BODY, keyid="k", sign=sign, created=NOW, nonce=nonce,
+            cover=("content-type",),
+        )  # fmt: skip
+        values = dict(fields)
+        lines = (values[b"signature-input"], values[b"signature"], values[b"content-digest"], SIGNED_BODY)
+        answers.append(b"\n".join(lines))
+    return answers
 
 
 CODINGS = (("gzip",), ("deflate",), ("br",), ("zstd",), ("gzip", "br"))

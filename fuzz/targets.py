@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from fuzz import corpus
 from stormline.client.decoding import Verifier
-from stormline.core import codes, errors, limits
+from stormline.core import codes, errors, limits, limits_means
 from stormline.core.values import parse_address
 from stormline.outbound import proxy_rules
 from stormline.telemetry import report
-from stormline.wire import bundle, frames, jws, plan
+from stormline.wire import bundle, frames, httpsig, jws, plan
 from stormline.wire import events as e
 from stormline.wire import messages as m
 from stormline.wire.connection import Connection
@@ -227,6 +227,35 @@ def fuzz_decoding(data: bytes) -> None:
         assert not whole or content == again, "another cut, another content"
 
 
+def fuzz_httpsig(data: bytes) -> None:
+    """Lines of an answer and a body: no answer is trusted that was not signed, and what is read is written back.
+
+    The input is `Signature-Input`, `Signature` and `Content-Digest`, one a line, then the body.
+    """
+    *lines, body = (*data.split(b"\n", 3), b"", b"", b"")[:4]
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found = httpsig.parse_dictionary(line.decode("latin-1"))
+            written = ", ".join(f"{name}={httpsig.serialize(member)}" for name, member in found.items())
+            assert len(found) <= limits_means.SIGNATURE_MEMBERS_MAX, "members have no bound"
+            assert len(written) > limits_means.SIGNATURE_FIELD_CHARS_MAX or (
+                httpsig.parse_dictionary(written) == found
+            ), "another reading of what was read"
+    names = (b"signature-input", b"signature", b"content-digest")
+    verdict = httpsig.check_answer(
+        corpus.SIGNED_FOR,
+        200,
+        (*corpus.SIGNED_HEAD, *zip(names, lines, strict=True)),
+        body,
+        keys={"k": httpsig.VerifyKey("hmac-sha256", corpus.SIGNED_SECRET)},
+        nonce="n",
+        now_s=float(corpus.NOW),
+    )
+    assert verdict.why, "a verdict without a reason"
+    if verdict.trusted:
+        assert body == corpus.SIGNED_BODY, "a body that nobody signed is trusted"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A parser under fuzzing: the function that holds its invariant, and valid inputs to start from."""
@@ -245,5 +274,6 @@ TARGETS = {
     "report": Target(run=fuzz_report, seeds=corpus.reports),
     "address": Target(run=fuzz_address, seeds=corpus.addresses),
     "proxy_settings": Target(run=fuzz_proxy_settings, seeds=corpus.proxy_settings),
+    "httpsig": Target(run=fuzz_httpsig, seeds=corpus.signed_answers),
     "decoding": Target(run=fuzz_decoding, seeds=corpus.coded_bodies),
 }

@@ -11,22 +11,33 @@ from typing import TYPE_CHECKING, Any
 from stormline.core import errors
 
 if TYPE_CHECKING:
-    from stormline.client.api import AsyncClient, Client
+    from stormline.client.api import AsyncClient, Client, mark_parsed
     from stormline.client.channel import Channel
     from stormline.client.config import Config
     from stormline.client.masking import MaskUrls
+    from stormline.client.rules import BusinessRule, ClearHttp
     from stormline.client.transport import AsyncTransport, Transport
+    from stormline.policy.presets import Preset
+    from stormline.wire.httpsig import VerifyKey
 
-__all__ = ["AsyncClient", "AsyncTransport", "Channel", "Client", "Config", "MaskUrls", "Transport", "errors"]
+__all__ = [
+    "AsyncClient", "AsyncTransport", "BusinessRule", "Channel", "ClearHttp", "Client", "Config", "MaskUrls", "Preset",
+    "Transport", "VerifyKey", "errors", "mark_parsed",
+]  # fmt: skip
 
 _HOMES = {
     "AsyncClient": "stormline.client.api",
     "AsyncTransport": "stormline.client.transport",
+    "BusinessRule": "stormline.client.rules",
     "Channel": "stormline.client.channel",
+    "ClearHttp": "stormline.client.rules",
     "Client": "stormline.client.api",
     "Config": "stormline.client.config",
     "MaskUrls": "stormline.client.masking",
+    "Preset": "stormline.policy.presets",
     "Transport": "stormline.client.transport",
+    "VerifyKey": "stormline.wire.httpsig",
+    "mark_parsed": "stormline.client.api",
 }
 
 

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from stormline.core import limits
 from stormline.core.values import Address
 from stormline.policy.means import Means, Outcome, Step, plan
+from stormline.policy.presets import Preset
+from stormline.policy.resend import SAFE_METHODS
 
 ORIGINS = tuple(Step(Means.IP_DIRECT, (Address(f"192.0.2.{n}", 443),)) for n in range(1, 4))
 
@@ -51,3 +53,80 @@ def test_ladder_keeps_its_rules_whatever_happens(method, has_key, long, long_las
     assert not {step.means for step in given_steps} & disabled
     if not long:
         assert Means.LONG not in {step.means for step in given_steps}
+
+
+BACKUPS = tuple(Step(Means.IP_DIRECT, (Address(f"198.51.100.{n}", 443),), backup=True) for n in range(1, 4))
+CLEAR = Step(Means.CLEAR)
+
+
+@st.composite
+def presets(draw):
+    tls_only = draw(st.booleans())
+    return Preset(
+        name="drawn",
+        long=draw(st.integers(0, 1)),
+        ip_direct=draw(st.none() | st.integers(0, 8)),
+        direct=draw(st.none() | st.integers(0, 6)),
+        clear=0 if tls_only else draw(st.integers(0, 3)),
+        original=draw(st.integers(0, 3)),
+        attempts=draw(st.integers(1, 6)),
+        tls_only=tls_only,
+    )
+
+
+@given(
+    preset=presets(),
+    method=st.sampled_from(["GET", "HEAD", "POST", "DELETE"]),
+    has_key=st.booleans(),
+    long=st.booleans(),
+    long_last=st.booleans(),
+    origins=st.integers(0, 3),
+    backups=st.integers(0, 3),
+    clear=st.booleans(),
+    disabled=st.sets(st.sampled_from(list(Means))),
+    path=st.lists(st.none() | outcomes, max_size=20),
+)
+def test_plan_keeps_to_its_preset_whatever_happens(
+    preset, method, has_key, long, long_last, origins, backups, clear, disabled, path
+):
+    made = plan(
+        long=long,
+        long_last=long_last,
+        origins=ORIGINS[:origins],
+        backup=BACKUPS[:backups],
+        clear=CLEAR if clear else None,
+        disabled=disabled,
+        method=method,
+        has_key=has_key,
+        preset=preset,
+    )
+    steps = [made.next()]
+    counted = [steps[0]]
+    write = method not in SAFE_METHODS and not has_key
+    over = False
+    for outcome in path:
+        step = made.beside() if outcome is None else made.next(outcome)
+        steps.append(step)
+        if outcome is None:
+            assert step is None or not write, "a write has nothing beside it"
+        if over:
+            assert step is None
+        if outcome is not None and outcome.maybe_delivered and write:
+            assert step is None, "a write that may have left goes nowhere else"
+            over = True
+        elif step is not None and (outcome is None or not (outcome.untouched or (outcome.reused and step.fresh))):
+            counted.append(step)
+    tried = [step for step in steps if step is not None]
+    counted = [step for step in counted if step is not None]
+    assert made.tries <= preset.attempts
+    assert not {step.means for step in tried} & disabled
+    by = {means: sum(step.means is means for step in counted) for means in Means}
+    assert by[Means.LONG] <= preset.long
+    assert by[Means.CLEAR] <= preset.clear
+    assert by[Means.ORIGINAL] <= preset.original
+    if preset.direct is not None:
+        assert by[Means.DIRECT] <= preset.direct
+    if preset.ip_direct is not None:
+        assert by[Means.IP_DIRECT] <= preset.ip_direct
+    if method not in SAFE_METHODS or preset.tls_only or not clear:
+        assert Means.CLEAR not in {step.means for step in tried}

@@ -1,8 +1,6 @@
 """`AsyncClient` and `Client`: httpx2 clients with stormline underneath, and what only stormline can do on top."""
 
 import os
-import ssl
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -13,15 +11,14 @@ from stormline.client.channel import Channel
 from stormline.client.config import Config
 from stormline.client.masking import mask_logger
 from stormline.client.outside import REAL, Outside
+from stormline.client.rules import Parse
+from stormline.client.runtime import ForeignContext
 from stormline.client.trace import CallTrace
 from stormline.client.transport import HOLD, AsyncTransport, Transport, make_config
 from stormline.core import errors
 from stormline.core.phase import Phase
 from stormline.core.values import Secret
 from stormline.wire.bundle import Bundle
-
-Parse = Callable[[httpx2.Response], bool | None]
-"""The business's own verdict on a whole answer: True good, False bad, None no opinion."""
 
 
 class AsyncClient(httpx2.AsyncClient):
@@ -31,7 +28,7 @@ class AsyncClient(httpx2.AsyncClient):
         bundle: client bundle or the path of one; None takes the file named by `STORMLINE_BUNDLE`, if any.
         config: further settings.
         parse: asked for its verdict on each whole answer, for the statistics; an exception of it counts as False and
-            is not raised. Answers that are streamed are not asked about.
+            is not raised. Answers that are streamed are not asked about: see `mark_parsed`. A rule's own comes first.
         verify: TLS trust for origins reached directly.
         outside: the machine it runs on; another one in simulation.
         **options: as `httpx2.AsyncClient`, without `transport` and `mounts`; the default of `timeout` is the config's.
@@ -48,7 +45,7 @@ class AsyncClient(httpx2.AsyncClient):
         *,
         config: Config | None = None,
         parse: Parse | None = None,
-        verify: ssl.SSLContext | None = None,
+        verify: ForeignContext | None = None,
         outside: Outside = REAL,
         **options: Any,
     ) -> None:
@@ -95,7 +92,7 @@ class Client(httpx2.Client):
         *,
         config: Config | None = None,
         parse: Parse | None = None,
-        verify: ssl.SSLContext | None = None,
+        verify: ForeignContext | None = None,
         **options: Any,
     ) -> None:
         self._parse = parse
@@ -178,6 +175,7 @@ def finish(held: list[CallTrace], response: httpx2.Response | None, parse: Parse
     if response is None:
         last.release()
         return
+    parse = last.parse or parse
     if parse is not None:
         last.enter(Phase.PARSE)
         try:
@@ -189,3 +187,27 @@ def finish(held: list[CallTrace], response: httpx2.Response | None, parse: Parse
                 last.parsed(ok=verdict)
     last.enter(Phase.CALLBACK)
     last.finish()
+
+
+def mark_parsed(response: Any, ok: bool, reason: str = "") -> bool:
+    """Say what the business thinks of an answer that came by stormline, under httpx2 or httpx.
+
+    For verdicts that no `parse=` can give: on a stream, or after work elsewhere. May be called again, from any thread:
+    the last word counts until the call's record is sent. That is about a second after the call's end; where its rule
+    has `parse_wait_s` and no verdict is there, so much later.
+
+    Args:
+        response: the answer.
+        ok: the body is what it should be.
+        reason: in a few words, for the call's story; it is masked and cut.
+
+    Returns:
+        False where the record may have gone without this word.
+
+    Raises:
+        LocalProtocolError: the response did not come by stormline.
+    """
+    trace = getattr(response, "extensions", {}).get("stormline")
+    if not isinstance(trace, CallTrace):
+        raise errors.LocalProtocolError("mark_parsed: the response did not come by stormline")
+    return trace.mark(ok, reason)

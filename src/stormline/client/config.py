@@ -2,15 +2,17 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stormline.core import errors, limits
 from stormline.core.values import Secret
 from stormline.outbound import proxy_rules
-from stormline.policy.means import Means
+from stormline.policy.means import SWITCHES
 
 if TYPE_CHECKING:
+    from stormline.client.rules import BusinessRule
     from stormline.wire.bundle import Bundle
 
 
@@ -26,7 +28,11 @@ class Config:
         read_timeout_s: longest silence while waiting for an answer or between two packets of it.
         connect_timeout_s: one connection, TCP and TLS together.
         business: tag of the business, for statistics; a request's `stormline.business` extension overrides it.
-        disabled: means never to use, by name (`long`, `ip-direct`, `direct`).
+        rules: what is done for which requests, by host, path and method: the first that fits; see `BusinessRule`.
+        addresses: IP addresses by host name, with or without a port, at which its origin may be asked over TLS where
+            its name has failed; the certificate is checked by the name.
+        disabled: what never to use, by name: a means (`long`, `ip-direct`, `direct`, `clear`, `original`), `h1`
+            (HTTP/1.1 where HTTP/2 has stalled), `hedge` (a second request beside a late one).
         retry_statuses: answers to reads, and to writes with an `Idempotency-Key`, that are asked again after a pause,
             that of their `Retry-After` where they have one: what a server says that is too busy or failed for a moment.
             The last such answer is given to the caller. Empty: every answer is final.
@@ -47,6 +53,8 @@ class Config:
     read_timeout_s: float = limits.READ_TIMEOUT_S
     connect_timeout_s: float = limits.LINK_CONNECT_TIMEOUT_S
     business: str = ""
+    rules: "tuple[BusinessRule, ...]" = ()
+    addresses: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     disabled: frozenset[str] = frozenset()
     retry_statuses: frozenset[int] = frozenset({429, 500, 502, 503, 504})
     mptcp: bool = False
@@ -67,9 +75,14 @@ class Config:
             value = getattr(self, name)
             if value is not None and not 0 < value <= limits.CALL_DEADLINE_MAX_S:
                 raise errors.ConfigError(f"{name}={value!r}: expected seconds in (0, {limits.CALL_DEADLINE_MAX_S:.0f}]")
-        unknown = sorted(set(self.disabled) - {each.value for each in Means})
+        unknown = sorted(set(self.disabled) - set(SWITCHES))
         if unknown:
-            raise errors.ConfigError(f"disabled: no such means: {unknown[0]!r}; there are {', '.join(Means)}")
+            raise errors.ConfigError(f"disabled: no such means: {unknown[0]!r}; there are {', '.join(SWITCHES)}")
+        if self.rules or self.addresses:
+            from stormline.client import rules  # only who has some pays for what checks them
+
+            object.__setattr__(self, "rules", rules.check_rules(self.rules))
+            rules.check_addresses(self.addresses, what="addresses")
         if self.proxy is not None:
             if not isinstance(self.proxy, str):
                 raise errors.ConfigError(f"proxy: expected a URL as text, not {type(self.proxy).__name__}")

@@ -5,9 +5,10 @@ import contextlib
 import functools
 import math
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Final
 
+from stormline.client import recourse
 from stormline.client.answer import Answer, LongBody, RequestBody, gateway_error
 from stormline.client.config import Config
 from stormline.client.following import FollowedBody, MemoryBody
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     # What needs a platform is imported with one (`runtime`); here it is only named.
     from stormline.client.link import LinkCall
     from stormline.client.longline import LongLine
+    from stormline.client.rules import ClearHttp
     from stormline.client.scheduling import Scheduling
     from stormline.wire.events import ReplyReceived
     from stormline.wire.plan import Endpoint
@@ -67,6 +69,8 @@ class Executor:
         longline: its long connection.
         proxies: which requests go through a proxy.
         left: says whether the machine has lost the address of a silent connection; then all such are closed already.
+        addresses: of origins, by host, from the settings.
+        h1: the pool can offer HTTP/1.1 alone.
     """
 
     def __init__(
@@ -82,6 +86,8 @@ class Executor:
         longline: "LongLine | None",
         proxies: ProxyRules = DIRECT,
         left: Callable[[Stream], bool] = lambda stream: False,
+        addresses: Mapping[str, tuple[Address, ...]] = {},
+        h1: bool = False,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -92,6 +98,8 @@ class Executor:
         self._longline = longline
         self._proxies = proxies
         self._left = left
+        self._addresses = addresses
+        self._h1 = h1 and not proxies
         self._open_tcp = open_tcp
         self._knocking: dict[Address, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -118,7 +126,10 @@ class Executor:
         run = Run(request, RequestBody(request.body, trace.handed_down), shape, call_limits, trace)
         self._steering.enter(run, request.host)
         try:
-            run.ladder = self._plain_ladder(run) if self._scheduling is None else await self._ladder(run)
+            if self._scheduling is None:
+                run.ladder = self._laid_out(run, (), self._config.disabled)
+            else:
+                run.ladder = await self._ladder(run, self._scheduling)
             reply = await self._climb(run)
         except BaseException as error:
             self._steering.leave(run)
@@ -130,6 +141,8 @@ class Executor:
             raise
         finally:
             run.end_lanes()
+        if reply.untrusted:
+            trace.distrust()
         return Answer(
             trace,
             self._followed(run, reply),
@@ -143,6 +156,7 @@ class Executor:
         """Take steps until one gives an answer that stands."""
         worst: errors.TransportError | None = None
         kept: Reply | None = None  # an answer that says "try again"
+        untrusted: Reply | None = None
         step = run.ladder.next()
         while step is not None and run.remaining() > 0:
             run.trace.attempt(step)
@@ -155,6 +169,7 @@ class Executor:
                 _tell_where(lane)
                 run.trace.attempt_failed(error)
                 worst = _worse(worst, error)
+                untrusted = failed.untrusted or untrusted
                 step = await self._after_failure(run, failed)
             else:
                 _tell(run.trace, reply)
@@ -168,8 +183,8 @@ class Executor:
                 step = await self._after_answer(run, pause_s)
             finally:
                 lane.end()
-        if kept is not None:
-            return kept
+        if (last := kept or untrusted) is not None:
+            return last
         raise worst if worst is not None else self._nothing_tried(run)
 
     async def _after_failure(self, run: Run, failed: Failed) -> Step | None:
@@ -185,10 +200,10 @@ class Executor:
                 final=_is_final(error),
             )
         )
-        if step is None or failed.reused or failed.untouched or renew or step.means is not Means.DIRECT:
+        if step is None or failed.reused or failed.untouched or renew or not step.repeats:
             return step
         said_no = isinstance(error, errors.ConnectError | errors.ResolveError | errors.TlsError)
-        pause_s = self._pause_s(run) if said_no else 0.0
+        pause_s = self._pause_s(run) if said_no and not step.backup else 0.0  # other addresses have said nothing
         return step if await self._granted(run, pause_s, heard=failed.heard) else None
 
     async def _after_answer(self, run: Run, pause_s: float) -> Step | None:
@@ -290,6 +305,10 @@ class Executor:
             lane.note(f"{held.peer} does not answer another request either")
             lane.given_up = True
             self._leave(lane, may_open=may_open)
+        elif may_open and run.limits.preset.hedge and recourse.is_late(lane, self._steering, self._loop.time()):
+            lane.hedged = True
+            lane.note(f"{held.peer} is later than most; a second request beside it")
+            self._open_beside(lane, hedge=True)
         again_s = min(decision.look_again_s, limits.LOOK_S_MAX)
         lane.timer = self._loop.call_later(again_s, self._look, lane)
 
@@ -328,10 +347,13 @@ class Executor:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _open_beside(self, lane: Lane) -> None:
-        """Take another step beside a silent lane, where request, budget and deadline allow one."""
+    def _open_beside(self, lane: Lane, *, hedge: bool = False) -> None:
+        """Take another step beside a silent or (`hedge`) late lane, where request, budget and deadline allow one."""
         run = lane.run
-        lane.fresh_at = self._loop.time()
+        if not hedge:
+            lane.fresh_at = self._loop.time()
+            if self._h1:
+                recourse.find_blocked(lane, self._steering)
         verdict = self._steering.may_retry(run.request.host, heard=lane.heard())
         if not verdict.allowed:
             run.trace.note(verdict.why)
@@ -340,7 +362,10 @@ class Executor:
         if step is None or step.means is Means.LONG:
             return
         other = Lane(run, step, self._looks, quiet=True)
-        other.newer_than = lane.asked_at
+        if not hedge:
+            other.newer_than = lane.asked_at
+        elif lane.held is not None and lane.held.peer is not None:
+            run.left.add(lane.held.peer)  # not on the connection that is late
         other.note(f"try {step.means}{_where(step)}")
         run.trace.handed_down(run.shape.request_bytes)
         run.beside(other, self._run_beside(other), functools.partial(_beside_failed, other, lane))
@@ -368,6 +393,7 @@ class Executor:
             and not run.body.present
         )
         run.asked_at = None
+        run.answering = reply.held
         run.bytes_down = _length(reply.headers)
         began = self._loop.time()
         watch: _StreamWatch | None = None
@@ -402,6 +428,8 @@ class Executor:
     async def _resume(self, run: Run, error: errors.TransportError, fields: Headers) -> Reply:
         """Ask again for a body that broke off; see `following.Resume`."""
         run.trace.attempt_failed(error)
+        if isinstance(error, errors.DeadlineExceeded) and run.answering is not None and run.answering.peer is not None:
+            run.left.add(run.answering.peer)  # its connection may still stand, and would be taken
         run.ends_at = self._loop.time() + run.limits.deadline_s
         run.over = False
         request = run.request
@@ -415,6 +443,7 @@ class Executor:
                 try:
                     reply = await run.first(self._try(lane))
                     _tell(run.trace, reply)
+                    run.answering = reply.held
                     self._be_patient(run, reply.source)
                     return reply
                 except Failed as failed:
@@ -440,50 +469,57 @@ class Executor:
             maybe_delivered=False,
         )
 
-    def _plain_ladder(self, run: Run) -> means.Ladder:
-        """Lay out the steps where there is no platform."""
-        request = run.request
-        return means.plan(
-            long=False,
-            origins=(),
-            disabled=self._config.disabled,
-            method=request.method.upper(),
-            has_key=_has_key(request),
-            resends=run.limits.resends,
-        )
-
-    async def _ladder(self, run: Run) -> means.Ladder:
-        request, trace = run.request, run.trace
-        endpoints: tuple[Endpoint, ...] = ()
+    async def _ladder(self, run: Run, scheduling: "Scheduling") -> means.Ladder:
+        """Lay out the steps as the platform's plan says."""
+        trace = run.trace
+        trace.enter(Phase.PLAN)
+        host_plan = await scheduling.host_plan(run.request.host, wait_s=run.remaining())
         disabled = self._config.disabled
-        if self._scheduling is not None:
-            trace.enter(Phase.PLAN)
-            host_plan = await self._scheduling.host_plan(request.host, wait_s=run.remaining())
-            endpoints = host_plan.endpoints if host_plan is not None else ()
-            plan = self._scheduling.plan
-            if plan is not None:
-                disabled = disabled.union(plan.disabled)
-                stale = ", stale" if self._scheduling.stale else ""
-                known = f"{len(host_plan.endpoints)} endpoints" if host_plan else "host unknown"
-                trace.note(f"plan version {plan.version}{stale}: {known}")
-            if self._scheduling.last_error is not None:
-                trace.note(str(self._scheduling.last_error))
+        plan = scheduling.plan
+        if plan is not None:
+            disabled = disabled.union(plan.disabled)
+            stale = ", stale" if scheduling.stale else ""
+            known = f"{len(host_plan.endpoints)} endpoints" if host_plan else "host unknown"
+            trace.note(f"plan version {plan.version}{stale}: {known}")
+        if scheduling.last_error is not None:
+            trace.note(str(scheduling.last_error))
+        return self._laid_out(run, () if host_plan is None else host_plan.endpoints, disabled)
+
+    def _laid_out(self, run: Run, endpoints: "tuple[Endpoint, ...]", disabled: frozenset[str]) -> means.Ladder:
+        """Lay out the steps of a call."""
+        request = run.request
+        preset, run.off = run.limits.preset, disabled
+        if preset.tls_only and request.scheme != "https":
+            raise errors.LocalProtocolError(f"{request.host}: the plan {preset.name!r} asks over TLS only")
         proxied = self._proxies.proxy_for(request.scheme, request.host, request.port) is not None
+        addresses: recourse.Known = {} if proxied else self._addresses
         longline = self._longline if any(each.carrier == _LONG_TLS for each in endpoints) else None
         return means.plan(
             long=longline is not None and not longline.stopped,
             long_last=longline is not None and longline.paused,
-            origins=() if proxied else _origins(endpoints, request),  # a proxy finds the origin by its name
+            origins=() if proxied else recourse.origins(endpoints, request),  # a proxy finds the origin by its name
             disabled=disabled,
             method=request.method.upper(),
             has_key=_has_key(request),
             resends=run.limits.resends,
+            preset=preset,
+            backup=recourse.backups(addresses, request) if addresses else (),
+            clear=recourse.clear_step(run, addresses) if run.limits.clear is not None else None,
         )
 
     def _try(self, lane: Lane) -> Coroutine[None, None, Reply]:
         if lane.step.means is Means.LONG and self._longline is not None:
             return self._try_long(self._longline, lane.run)
-        return self._try_direct(lane)
+        if lane.run.limits.clear is None or (consent := recourse.goes_in_clear(lane)) is None:
+            return self._try_direct(lane, lane.run.request)
+        return self._try_in_clear(lane, consent)
+
+    async def _try_in_clear(self, lane: Lane, consent: "ClearHttp") -> Reply:
+        nonce = self._rng.token_bytes(16).hex()
+        try:
+            return await recourse.ask_in_clear(lane, consent, self._try_direct, nonce=nonce, wall_s=self._wall_s)
+        except errors.TransportError as error:
+            raise self._judged(lane, error) from error
 
     async def _try_long(self, longline: "LongLine", run: Run) -> Reply:
         request, body = run.request, run.body
@@ -529,9 +565,9 @@ class Executor:
             reused=stood,
         )
 
-    async def _try_direct(self, lane: Lane) -> Reply:
+    async def _try_direct(self, lane: Lane, request: HttpRequest) -> Reply:
         run, step = lane.run, lane.step
-        request = run.request
+        as_new = step.means is Means.ORIGINAL
         if run.body.whole is None:
             request = request._replace(body=run.body.chunks())
         try:
@@ -543,8 +579,9 @@ class Executor:
                 read_timeout_s=run.limits.read_timeout_s if run.limits.read_timeout_s is not None else math.inf,
                 addresses=step.addresses or None,
                 server_name=step.server_name or None,
-                newer_than=lane.newer_than,
-                left=run.left,
+                newer_than=lane.begun_at if as_new else lane.newer_than,
+                left=() if as_new else run.left,
+                h1=run.blocked and request.scheme == "https",
                 on_stage=lane.stage,
                 on_note=lane.note,
                 on_held=lane.on_held,
@@ -595,6 +632,8 @@ class Executor:
             self._steering.unanswered(run, held.peer, waited_s=waited_s)
             if held.peer is not None:
                 run.left.add(held.peer)
+        if self._h1 and isinstance(error, errors.DeadlineExceeded):
+            recourse.find_blocked(lane, self._steering)
         silent = isinstance(error, errors.DeadlineExceeded) and not lane.heard()
         return Failed(error, reused=reused, untouched=untouched, heard=not silent)
 
@@ -670,24 +709,6 @@ def _has_key(request: HttpRequest) -> bool:
     if request.method in SAFE_METHODS:
         return False
     return field_value(request.headers, b"idempotency-key") is not None
-
-
-def _origins(endpoints: "tuple[Endpoint, ...]", request: HttpRequest) -> tuple[Step, ...]:
-    """Give the steps to the origin's own addresses; they speak TLS for the standard port's service, and no other.
-
-    Addresses that go by the same name are raced together, and tried as often as there are of them.
-    """
-    if request.scheme != "https":
-        return ()
-    places: dict[str, list[Address]] = {}
-    for each in endpoints:
-        if (
-            each.carrier == _H1
-            and request.port in (443, each.port)
-            and (address := Address(each.host, each.port)).is_ip
-        ):
-            places.setdefault(each.server_name, []).append(address)
-    return tuple(Step(Means.IP_DIRECT, tuple(addresses), name) for name, addresses in places.items() for _ in addresses)
 
 
 def _where(step: Step) -> str:

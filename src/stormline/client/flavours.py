@@ -107,6 +107,8 @@ class Flavour:
         """Make the caller's response; its body is asynchronous where `wait` is None."""
         body = self._async_body(answer, request) if wait is None else self._sync_body(answer, request, wait)
         extensions = {"http_version": answer.http_version.encode("ascii"), "stormline": answer.trace}
+        if answer.trace.untrusted:
+            extensions["stormline.untrusted"] = True
         if answer.reason:
             extensions["reason_phrase"] = answer.reason
         made = self.module.Response if answer.verifier is None else functools.partial(self._decoded, answer, wait)

@@ -6,7 +6,7 @@ first is interrupted, as `asyncio.timeout` would, and its caller gets the winner
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, NamedTuple
 
 from stormline.client.answer import RequestBody
@@ -15,10 +15,12 @@ from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.policy.means import Ladder, Step
+from stormline.policy.presets import ORDINARY, Preset
 from stormline.policy.shape import RequestShape
 
 if TYPE_CHECKING:
     from stormline.client.looks import FirstLooks
+    from stormline.client.rules import ClearHttp
     from stormline.core.values import Address
     from stormline.outbound.held import Held
 
@@ -32,6 +34,9 @@ class CallLimits(NamedTuple):
         connect_timeout_s: one connection (None: as long as the deadline lets).
         stream_timeout_s: the longest silence of a body that turns out to be a stream.
         resends: a request that may have been processed may be sent again, where its method allows that.
+        preset: how often each means is tried.
+        clear: consent to clear HTTP, None for none.
+        priority: of the request, 0 to 9; None: as usual.
     """
 
     deadline_s: float
@@ -39,6 +44,9 @@ class CallLimits(NamedTuple):
     connect_timeout_s: float | None
     stream_timeout_s: float | None
     resends: bool
+    preset: Preset = ORDINARY
+    clear: "ClearHttp | None" = None
+    priority: int | None = None
 
 
 class Failed(Exception):
@@ -49,16 +57,24 @@ class Failed(Exception):
         reused: on a connection that had stood before and may just have been stale.
         untouched: the request has certainly not been processed, and that is not the path's fault.
         heard: something came back from the peer.
+        untrusted: an answer that nobody vouches for, to be given where there is no other.
     """
 
     def __init__(
-        self, error: errors.TransportError, *, reused: bool, untouched: bool = False, heard: bool = True
+        self,
+        error: errors.TransportError,
+        *,
+        reused: bool,
+        untouched: bool = False,
+        heard: bool = True,
+        untrusted: "Reply | None" = None,
     ) -> None:
         super().__init__(str(error))
         self.error = error
         self.reused = reused
         self.untouched = untouched
         self.heard = heard
+        self.untrusted = untrusted
 
 
 class Reply(NamedTuple):
@@ -70,6 +86,7 @@ class Reply(NamedTuple):
         held: the connection it came over; None for the long connection.
         carrier: `h1`, `h2`, `sl-tls`.
         reused: the connection had stood before.
+        untrusted: nobody vouches for it.
     """
 
     status: int
@@ -80,6 +97,7 @@ class Reply(NamedTuple):
     held: "Held | None"
     carrier: str
     reused: bool
+    untrusted: bool = False
 
 
 class Run:
@@ -89,6 +107,9 @@ class Run:
         loop: the event loop it runs on.
         shape: what the request looks like.
         left: addresses that were tried for this call in vain.
+        off: what is switched off for it.
+        answering: the connection that its answer comes over; None for the long one, and before.
+        blocked: HTTP/2 has stalled for it on a path that is alive, and its host has no address that was not tried.
         ladder: the steps it may take; set before the first.
         others: lanes that run beside the first.
         over: nobody waits for a lane any more.
@@ -98,9 +119,9 @@ class Run:
         bytes_down: of the answer, as far as they are still to come; -1 where nobody knows.
     """
 
-    __slots__ = ("_interrupted", "_task", "_waiter", "_won", "asked_at", "body", "bytes_down", "ends_at",
-                 "first_byte_s", "ladder", "left", "limits", "loop", "others", "over", "queued", "request", "shape",
-                 "trace")  # fmt: skip
+    __slots__ = ("_interrupted", "_task", "_waiter", "_won", "answering", "asked_at", "blocked", "body", "bytes_down",
+                 "ends_at", "first_byte_s", "ladder", "left", "limits", "loop", "off", "others", "over", "queued",
+                 "request", "shape", "trace")  # fmt: skip
     ladder: Ladder
 
     def __init__(
@@ -114,6 +135,9 @@ class Run:
         self.ends_at = self.loop.time() + call_limits.deadline_s
         self.shape = shape
         self.left: set[Address] = set()
+        self.off: Collection[str] = ()
+        self.blocked = False
+        self.answering: Held | None = None
         self.others: dict[asyncio.Task[Reply], Lane] = {}
         self.over = False
         self.asked_at: float | None = None
@@ -235,12 +259,13 @@ class Lane:
         asked_at: the loop's time when the request had left.
         dialled: a connection was made for it.
         fresh_at: the loop's time when another lane was opened beside this one.
+        hedged: another was opened beside it because it was late.
         given_up: an answer over it is not expected any more, though one would still count.
         newer_than: it takes no connection that has brought nothing since this moment of the loop's time.
     """
 
     __slots__ = ("_looks", "_loop", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up",
-                 "held", "newer_than", "run", "step", "timer")  # fmt: skip
+                 "hedged", "held", "newer_than", "run", "step", "timer")  # fmt: skip
 
     def __init__(self, run: Run, step: Step, looks: "FirstLooks[Lane]", *, quiet: bool) -> None:
         self._loop = run.loop
@@ -254,7 +279,7 @@ class Lane:
         self.asked_at: float | None = None
         self.fresh_at: float | None = None
         self.newer_than = self.begun_at if step.fresh else None
-        self.dialled = self.given_up = False
+        self.dialled = self.given_up = self.hedged = False
         self.timer: asyncio.TimerHandle | None = None
 
     def stage(self, stage: str) -> None:

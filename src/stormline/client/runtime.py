@@ -7,7 +7,7 @@ import itertools
 import os
 import ssl
 import weakref
-from collections.abc import AsyncIterable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ from stormline.client.lanes import CallLimits
 from stormline.client.outside import REAL, Outside
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_means
 from stormline.net.sessions import TlsSessions
 from stormline.net.stream import Stream
 from stormline.outbound import proxy_rules
@@ -27,19 +27,27 @@ from stormline.outbound.dial import Advice, Dialer
 from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import Connector, HttpPool
 from stormline.outbound.proxy import ProxyDialer
+from stormline.policy import presets
+from stormline.policy.presets import Preset
 from stormline.policy.shape import Network, Pattern, RequestShape
 from stormline.telemetry.timeline import CallRecord
 
 if TYPE_CHECKING:
     from stormline.client.longline import LongLine
     from stormline.client.recorder import Recorder
+    from stormline.client.rules import BusinessRule, Rules
     from stormline.client.scheduling import Scheduling
     from stormline.client.store import Store
+    from stormline.core.values import Address
     from stormline.wire.plan import Endpoint
 
+ForeignContext = ssl.SSLContext | Callable[[Sequence[str]], ssl.SSLContext]
+"""TLS to origins: a context as it is, or what makes one that offers the given ALPN names."""
+_MORE_ADDRESSES: Final = ("pinned", "backup_addresses")
+"""Settings that name addresses of origins too, where a config has them."""
 HTTPX_TIMEOUT_S: Final = 5.0
 """What httpx and httpx2 give every request whose caller says nothing of time."""
-_TIME_EXTENSIONS: Final = frozenset({"stormline.deadline_s", "stormline.retries"})
+_TIME_EXTENSIONS: Final = frozenset({"stormline.deadline_s", "stormline.plan", "stormline.retries"})
 _NO_LIMITS: Final = CallLimits(0.0, None, None, None, False)
 """Stands where no call has been yet."""
 CLIENT_NAME = f"stormline/{metadata.version('stormline')}"
@@ -53,7 +61,7 @@ class Runtime:
     """
 
     def __init__(
-        self, config: Config, *, foreign_context: ssl.SSLContext | None = None, outside: Outside = REAL
+        self, config: Config, *, foreign_context: "ForeignContext | None" = None, outside: Outside = REAL
     ) -> None:
         self.config = config
         self.pid = os.getpid()
@@ -69,8 +77,10 @@ class Runtime:
         self._sessions = TlsSessions()
         alpn = ("h2", "http/1.1") if config.http2 else ("http/1.1",)
         self.steering = Steering(Network(config.network, config.network))
-        context = foreign_context or outside.trust.foreign_context(alpn)
-        self._pool = HttpPool(self._dialer(context, self.steering), self.clock)
+        context, h1_context = _contexts(config, foreign_context, outside, alpn)
+        self._pool = HttpPool(self._dialer(context, self.steering, h1_context), self.clock)
+        self.rules, addresses = _rules(config)
+        self._awaited: dict[CallTrace, asyncio.TimerHandle | None] = {}
         self._roles_pool: HttpPool | None = None
         self._store: Store | None = None
         self.scheduling: Scheduling | None = None
@@ -92,11 +102,22 @@ class Runtime:
             longline=self.longline,
             proxies=self._proxies,
             left=functools.partial(_left, weakref.ref(self)),
+            addresses=addresses,
+            h1=h1_context is not None,
         )
 
-    def _dialer(self, context: ssl.SSLContext, advice: Advice | None = None, *, roles: bool = False) -> Connector:
+    def _dialer(
+        self,
+        context: ssl.SSLContext,
+        advice: Advice | None = None,
+        h1_context: Callable[[], ssl.SSLContext] | None = None,
+        *,
+        roles: bool = False,
+    ) -> Connector:
         open_tcp = self._outside.open_mptcp if self.config.mptcp else self._outside.open_tcp
-        dialer = Dialer(self._resolver, context, open_tcp=open_tcp, advice=advice, sessions=self._sessions)
+        dialer = Dialer(
+            self._resolver, context, open_tcp=open_tcp, advice=advice, sessions=self._sessions, h1_context=h1_context
+        )
         if not self._proxies:
             return dialer
         return ProxyDialer(
@@ -153,9 +174,17 @@ class Runtime:
         if self._recorder is not None:
             self._recorder.add(record)
 
-    def trace(self, *, method: str, host: str, path: str, business: str = "") -> CallTrace:
+    def rule(self, method: str, host: str, target: bytes) -> "BusinessRule | None":
+        """Give the rule for a request, None where none fits; only to be asked where there are `rules`."""
+        return None if self.rules is None else self.rules.find(method, host, target.decode("latin-1").partition("?")[0])
+
+    def trace(
+        self, *, method: str, host: str, path: str, business: str = "", rule: "BusinessRule | None" = None
+    ) -> CallTrace:
         """Begin to follow a call."""
-        return CallTrace(
+        if rule is not None:
+            business = business or rule.business
+        trace = CallTrace(
             self.clock,
             f"{self._call_prefix}-{next(self._call_numbers)}",
             method=method,
@@ -165,6 +194,30 @@ class Runtime:
             network=self.config.network,
             sink=self.record,
         )
+        if rule is not None:
+            trace.parse = rule.parse
+            if rule.parse_wait_s:
+                trace.wait = functools.partial(self._wait_for_verdict, wait_s=rule.parse_wait_s)
+        return trace
+
+    def _wait_for_verdict(self, trace: CallTrace, wait_s: float) -> bool:
+        """Keep a call's record for its verdict, for this long; False where too many are kept. Any thread."""
+        if self._over or len(self._awaited) >= limits_means.PARSE_WAITING_MAX:
+            return False
+        self._awaited[trace] = None
+        with contextlib.suppress(RuntimeError):  # its loop is closed: `abandon` sends none either
+            self.loop.call_soon_threadsafe(self._start_waiting, trace, wait_s)
+        return True
+
+    def _start_waiting(self, trace: CallTrace, wait_s: float) -> None:
+        if trace in self._awaited:
+            self._awaited[trace] = self.loop.call_later(wait_s, self._wait_is_over, trace)
+
+    def _wait_is_over(self, trace: CallTrace) -> None:
+        timer = self._awaited.pop(trace, None)
+        if timer is not None:
+            timer.cancel()
+        trace.send()
 
     def execute(
         self,
@@ -178,13 +231,15 @@ class Runtime:
         body: bytes | AsyncIterable[bytes] | None,
         extensions: Mapping[str, Any],
         trace: CallTrace,
+        rule: "BusinessRule | None" = None,
     ) -> Coroutine[None, None, Answer]:
         """Run one HTTP request; see `Executor.execute`.
 
         Args:
+            rule: that fits the request.
             extensions: of the request: `timeout` with `read` and `connect` in seconds, as httpx means them (None: no
-                such bound; what is absent takes the config's), `stormline.deadline_s`, `stormline.retries`, and what
-                `patterns` reads.
+                such bound; what is absent takes the config's), `stormline.deadline_s`, `stormline.retries`,
+                `stormline.plan` (the name of a preset, in the place of the rule's), and what `patterns` reads.
 
         Raises:
             LocalProtocolError: an extension has a wrong type or value.
@@ -198,9 +253,11 @@ class Runtime:
             extensions=extensions,
         )
         request = HttpRequest(method, scheme, host, port, target, headers, body)
-        return self._executor.execute(request, shape, self._limits(shape, extensions), trace)
+        return self._executor.execute(request, shape, self._limits(shape, extensions, rule), trace)
 
-    def _limits(self, shape: RequestShape, extensions: Mapping[str, Any]) -> CallLimits:
+    def _limits(
+        self, shape: RequestShape, extensions: Mapping[str, Any], rule: "BusinessRule | None" = None
+    ) -> CallLimits:
         """Give the time of one call.
 
         httpx sends its default read timeout of five seconds with each request that says nothing: that, or our own
@@ -211,12 +268,12 @@ class Runtime:
         read_s = timeouts.get("read", config.read_timeout_s)
         connect_s = timeouts.get("connect", config.connect_timeout_s)
         plain = None
-        if shape.pattern is Pattern.CALL and _TIME_EXTENSIONS.isdisjoint(extensions):
+        if rule is None and shape.pattern is Pattern.CALL and _TIME_EXTENSIONS.isdisjoint(extensions):
             plain = (read_s, connect_s)
             if plain == self._usual[0]:  # as the one before, as almost always
                 return self._usual[1]
         asked = read_s not in (HTTPX_TIMEOUT_S, config.read_timeout_s)
-        deadline_s = _told_deadline(extensions) or config.deadline_s
+        deadline_s = _told_deadline(extensions) or (rule and rule.deadline_s) or config.deadline_s
         held_s = 0.0
         if shape.pattern is Pattern.LONG_POLL:
             held_s = limits.LONG_POLL_HOLD_S if shape.hold_s is None else shape.hold_s
@@ -235,6 +292,9 @@ class Runtime:
             connect_timeout_s=connect_s,
             stream_timeout_s=read_s if asked else None,
             resends=resends,
+            preset=_preset(extensions, rule),
+            clear=None if rule is None else rule.clear,
+            priority=None if rule is None else rule.priority,
         )
         if plain is not None:
             self._usual = (plain, found)
@@ -266,6 +326,7 @@ class Runtime:
         if self._over or os.getpid() != self.pid:
             return
         self._over = True
+        self._awaited.clear()
         for part in (self._recorder, self.longline, self.scheduling):
             if part is not None:
                 part.abandon()
@@ -294,6 +355,8 @@ class Runtime:
         if self._over:
             return
         self._over = True
+        for trace in list(self._awaited):
+            self._wait_is_over(trace)
         if self._recorder is not None:
             await self._recorder.aclose()
         await self._executor.aclose()
@@ -307,6 +370,25 @@ class Runtime:
         self._resolver.close()
         if self._store is not None:
             self._store.close()
+
+
+def _contexts(
+    config: Config, given: ForeignContext | None, outside: Outside, alpn: tuple[str, ...]
+) -> tuple[ssl.SSLContext, Callable[[], ssl.SSLContext] | None]:
+    """Give TLS for origins, and what makes the same with HTTP/1.1 alone: None of a context that is as it is."""
+    if isinstance(given, ssl.SSLContext):
+        return given, None
+    make = outside.trust.foreign_context if given is None else given
+    return make(alpn), functools.cache(lambda: make(("http/1.1",))) if config.http2 else None
+
+
+def _rules(config: Config) -> "tuple[Rules | None, Mapping[str, tuple[Address, ...]]]":
+    """Give the rules of a config and the addresses it names."""
+    if not (config.rules or config.addresses or any(getattr(config, name, None) for name in _MORE_ADDRESSES)):
+        return None, {}
+    from stormline.client import rules  # only who has some pays for them
+
+    return rules.Rules(config.rules) if config.rules else None, rules.known_addresses(config)
 
 
 def _proxies(config: Config, outside: Outside) -> proxy_rules.ProxyRules:
@@ -325,6 +407,16 @@ def _left(runtime: weakref.ref[Runtime], stream: Stream) -> bool:
         return False
     client.network_changed()
     return True
+
+
+def _preset(extensions: Mapping[str, Any], rule: "BusinessRule | None") -> Preset:
+    name = extensions.get("stormline.plan")
+    if name is None:
+        return presets.ORDINARY if rule is None else rule.preset
+    try:
+        return presets.preset(name)
+    except errors.ConfigError as error:
+        raise errors.LocalProtocolError(f"stormline.{error}") from None
 
 
 def _told_deadline(extensions: Mapping[str, Any]) -> float | None:

@@ -16,10 +16,12 @@ from stormline.outbound.dial import Pace
 from stormline.policy import stall
 from stormline.policy.addresses import AddressBook, AddressOutcome, Candidate, Verdict
 from stormline.policy.budget import RetryBudget, RetryVerdict
+from stormline.policy.hedge import HedgePolicy
 from stormline.policy.shape import Network, Pattern, Queue, RequestShape, server_timing_s
 from stormline.policy.timeouts import Outcome, TimeoutPolicy, Timeouts
 
 if TYPE_CHECKING:
+    from stormline.client.lanes import Run
     from stormline.net.tcpinfo import TcpInfo
     from stormline.outbound.held import Held
 
@@ -55,21 +57,27 @@ class Steering:
         timeouts: how long things may take.
         addresses: which addresses of a host to use.
         budget: how much may be repeated.
+        hedges: when a second request beside a late one is worth its bytes.
     """
 
     def __init__(self, network: Network) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[Call, None] = {}
         self._sampled_at: dict[str, float] = {}
+        self._dialled: dict[str, tuple[Address, ...]] = {}
         self._heard_at = -math.inf
         self.network = network
         self.timeouts = TimeoutPolicy()
         self.addresses = AddressBook()
         self.budget = RetryBudget()
+        self.hedges = HedgePolicy()
 
     # -- what the dialer asks and tells (`outbound.dial.Advice`) ----------------------------------------------------
     def order(self, host: str, addresses: Sequence[Address], left: Collection[Address]) -> list[Address]:
         """Put addresses into the order in which to start them."""
+        if len(self._dialled) >= limits.TIMEOUT_HOSTS_MAX:
+            self._dialled.clear()
+        self._dialled[host] = tuple(addresses)
         if len(addresses) < 2:
             return list(addresses)
         ranked = self.addresses.plan(
@@ -225,6 +233,27 @@ class Steering:
         """Ask for one repetition; see `RetryBudget.plan`."""
         return self.budget.plan(host, self._loop.time(), heard=heard)
 
+    def only_stalled(self, call: "Run", held: "Held", since: float) -> bool:
+        """Say whether a connection stalls on a path that is alive, and its host has no address that was not tried.
+
+        Args:
+            call: whose request is on it.
+            held: the connection.
+            since: the loop's time at which the request had left.
+        """
+        if max(self._heard_at, held.heard_at) <= since:
+            return False  # dark: another protocol would be as dark
+        known = self._dialled.get(call.request.host, ())
+        return all(address == held.peer or address in call.left for address in known)
+
+    def hedge(self, call: Call, waited_s: float) -> bool:
+        """Say whether a read that has waited this long gets a second one beside it; then its bytes are taken."""
+        asked = call.shape
+        late_s = self.hedges.late_s(self.network.id, asked.host, asked.path_class)
+        if late_s is None or waited_s < late_s or not self.room(asked.host):
+            return False
+        return self.hedges.grant(asked.request_bytes + self.timeouts.answer_bytes(asked))
+
     def _queue(self, call: Call) -> Queue:
         now = self._loop.time()
         requests = len(self._calls) - (call in self._calls)
@@ -267,6 +296,14 @@ class Steering:
         now = self._loop.time()
         asked = call.shape
         self._judge(asked.host, peer, Verdict.WORKED)
+        self.hedges.observe(
+            self.network.id,
+            asked.host,
+            asked.path_class,
+            first_byte_s=first_byte_s if asked.pattern is Pattern.CALL else None,
+            carried_bytes=asked.request_bytes + answer_bytes,
+            now=now,
+        )
         self.timeouts.observe(
             Outcome(
                 network=self.network,

@@ -1,12 +1,19 @@
 """What is known of one call while it runs: its timeline, its attempts, and in the end its record."""
 
+import re
 from collections.abc import Callable
+from typing import Any, Final
 
-from stormline.core import errors, limits
+from stormline.client.masking import mask_url
+from stormline.core import errors, limits, limits_means
 from stormline.core.clock import Clock
 from stormline.policy.means import Step
 from stormline.telemetry import kinds
 from stormline.telemetry.timeline import AttemptRecord, CallRecord, Timeline
+
+_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,15}://\S+|\S+\?\S+|\S*@\S+")
+_LONG: Final = re.compile(r"[A-Za-z0-9+/_=.-]{24,}")
+"""What may be a token: no word is that long."""
 
 
 class CallTrace:
@@ -14,6 +21,9 @@ class CallTrace:
 
     Attributes:
         held: the owner will call `finish` after its own stages (parse, callback); the end of the body does not.
+        untrusted: nobody vouches for the answer: it is no success, whatever its status.
+        parse: the business's own hook for this call; None for the client's.
+        wait: keeps the record back until a verdict has come; False where it does not. None: nothing is waited for.
     """
 
     def __init__(
@@ -28,6 +38,9 @@ class CallTrace:
         self._finished = False
         self._paused_at: float | None = None
         self.held = False
+        self.untrusted = False
+        self.parse: Callable[[Any], bool | None] | None = None
+        self.wait: Callable[[CallTrace], bool] | None = None
         self.timeline = Timeline(self._start)
         self.record = CallRecord(
             call_id=call_id,
@@ -116,9 +129,12 @@ class CallTrace:
             self.pulled()
             self.enter("callback")
         self._end_attempt()
-        self.record.ok_network = True
-        self.record.ok_http = self.record.status < 400
-        self.record.failure = kinds.status_kind(self.record.status)
+        record = self.record
+        record.ok_network = not self.untrusted
+        record.ok_http = record.ok_network and record.status < 400
+        record.failure = kinds.UNTRUSTED if self.untrusted else kinds.status_kind(record.status)
+        if record.ok_parse is False:
+            record.failure = record.failure or "parse"
         if not self.held:
             self.finish()
 
@@ -130,11 +146,29 @@ class CallTrace:
         self.finish()
 
     def parsed(self, ok: bool, reason: str = "") -> None:
-        """The business's own verdict on the body."""
-        self.record.ok_parse = ok
-        if not ok and not self.record.failure:
-            self.record.failure = "parse"
-        self.note(f"parse {'ok' if ok else 'failed'}{': ' + reason if reason else ''}")
+        """The business's own verdict on the body; the last one counts, until the record has been sent.
+
+        Args:
+            ok: the body is what it should be.
+            reason: in a few words. What looks like a URL or a token in it is masked.
+        """
+        record = self.record
+        record.ok_parse = ok
+        if not ok and not record.failure:
+            record.failure = "parse"
+        elif ok and record.failure == "parse":
+            record.failure = ""
+        self.note(f"parse {'ok' if ok else 'failed'}{': ' + _shown(reason) if reason else ''}")
+
+    def mark(self, ok: bool, reason: str = "") -> bool:
+        """Take a verdict at any time; see `api.mark_parsed`. False where the record may have gone without it."""
+        self.parsed(ok, reason)
+        return self._sink is not None
+
+    def distrust(self) -> None:
+        """Nobody vouches for the answer."""
+        self.untrusted = True
+        self.note("nobody vouches for this answer")
 
     def release(self) -> None:
         """Hold no longer: the record is made now where the body has ended, else when it does."""
@@ -148,12 +182,26 @@ class CallTrace:
             return
         self._finished = True
         self.record.total_ms, self.record.stages_ms = self.timeline.finish(self._monotonic())
-        if self._sink is not None:
-            self._sink(self.record)
+        if self.wait is None or self.record.ok_parse is not None or not self.record.ok_network or not self.wait(self):
+            self.send()
+
+    def send(self) -> None:
+        """Give the record to the sink, once."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink(self.record)
 
     def _end_attempt(self) -> None:
         if self._attempt is not None and not self._attempt.duration_ms:
             self._attempt.duration_ms = (self._monotonic() - self._attempt_start) * 1000
+
+
+def _shown(reason: str) -> str:
+    """Give a reason as it may stand in a log: one line, no query, no token, no address of a person."""
+    text = " ".join(str(reason)[: 4 * limits_means.PARSE_REASON_CHARS_MAX].split())
+    text = "".join(char if char.isprintable() else "?" for char in text)
+    text = _LONG.sub("***", _URL.sub(lambda found: mask_url(found[0]), text))
+    return text[: limits_means.PARSE_REASON_CHARS_MAX]
 
 
 def _kind(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import os
-import ssl
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -13,7 +12,7 @@ from stormline.client.background import BACKGROUND, PulledBody
 from stormline.client.config import Config, load_bundle
 from stormline.client.flavours import flavour_of
 from stormline.client.outside import REAL, Outside
-from stormline.client.runtime import Runtime
+from stormline.client.runtime import ForeignContext, Runtime
 from stormline.core import errors
 
 if TYPE_CHECKING:
@@ -45,11 +44,13 @@ def run_request(runtime: Runtime, request: Any, body: Any) -> Coroutine[None, No
     scheme = url.scheme
     host = url.raw_host.decode("ascii")
     extensions = request.extensions
+    rule = None if runtime.rules is None else runtime.rule(request.method, host, url.raw_path)
     trace = runtime.trace(
         method=request.method,
         host=host,
         path=url.path,
         business=str(extensions.get("stormline.business", "")),
+        rule=rule,
     )
     hold = extensions.get(HOLD)
     if hold is not None:
@@ -67,6 +68,7 @@ def run_request(runtime: Runtime, request: Any, body: Any) -> Coroutine[None, No
         body=body,
         extensions=extensions,
         trace=trace,
+        rule=rule,
     )
 
 
@@ -80,7 +82,8 @@ class AsyncTransport(AsyncBaseTransport):
         bundle: client bundle or the path of one; None takes the file named by `STORMLINE_BUNDLE`, if any.
         config: further settings.
         verify: TLS trust for origins reached directly; None for the system's. The platform's roles are verified by
-            the bundle's own CA, whatever stands here.
+            the bundle's own CA, whatever stands here. A context is taken as it is, its ALPN too. A function that makes
+            one for a sequence of ALPN names lets us offer HTTP/1.1 alone where HTTP/2 stalls.
         outside: the machine it runs on; another one in simulation.
 
     Raises:
@@ -92,7 +95,7 @@ class AsyncTransport(AsyncBaseTransport):
         bundle: "Bundle | str | os.PathLike[str] | None" = None,
         *,
         config: Config | None = None,
-        verify: ssl.SSLContext | None = None,
+        verify: "ForeignContext | None" = None,
         outside: Outside = REAL,
     ) -> None:
         self._config = make_config(config, bundle)
@@ -193,7 +196,7 @@ class Transport(BaseTransport):
         bundle: "Bundle | str | os.PathLike[str] | None" = None,
         *,
         config: Config | None = None,
-        verify: ssl.SSLContext | None = None,
+        verify: "ForeignContext | None" = None,
     ) -> None:
         self._inner = AsyncTransport(config=make_config(config, bundle), verify=verify)
 

@@ -12,6 +12,7 @@
     │   ├── WriteError              the connection broke while sending
     │   ├── ReadError               the connection broke while waiting or reading
     │   ├── ProtocolViolation       the peer's HTTP cannot be understood
+    │   │   └── UntrustedAnswer     it came in clear, and nothing shows that it is the origin's
     │   ├── DecodeError             the body is truncated or corrupt
     │   ├── ChannelLost             the long connection went away under the call
     │   ├── GatewayError            the gateway answered that it cannot get the answer (`code`, `retry_after_s`)
@@ -109,6 +110,10 @@ class ReadError(TransportError):
 
 class ProtocolViolation(TransportError):
     """The peer's answer breaks HTTP."""
+
+
+class UntrustedAnswer(ProtocolViolation):
+    """An answer that came over clear HTTP does not show that it is the origin's own."""
 
 
 class DecodeError(TransportError):

@@ -88,6 +88,7 @@ class Dialer:
         advice: says in which order and how patiently addresses are tried, and is told what became of them; None:
             families in turn, the default `Pace`.
         sessions: TLS sessions to resume and to keep; None: every handshake is a full one.
+        h1_context: gives the same trust with HTTP/1.1 as all that is offered; None: `context` serves there too.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class Dialer:
         open_tcp: OpenTcp = open_tcp,
         advice: Advice | None = None,
         sessions: TlsSessions | None = None,
+        h1_context: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._resolver = resolver
+        self._h1_context = h1_context
         self._context = context
         self._open_tcp = open_tcp
         self._sessions = sessions
@@ -116,6 +119,7 @@ class Dialer:
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
         left: Collection[Address] = (),
+        h1: bool = False,
         on_stage: Callable[[str], None] = quiet,
         on_note: Callable[[str], None] = quiet,
     ) -> Stream:
@@ -135,6 +139,7 @@ class Dialer:
             addresses: where to connect instead of resolving (IP direct): IP literals, the best first.
             server_name: name for SNI and certificate; `host` where None. Never an address of `addresses`.
             left: addresses on which the request has failed already; they come last.
+            h1: offer HTTP/1.1 alone.
             on_stage: told `resolve`, `connect`, `tls` as each begins.
             on_note: told in words which address failed and why, what is done about silence, and which one won.
 
@@ -146,9 +151,10 @@ class Dialer:
             LocalProtocolError: `addresses` holds a name.
         """
         name = server_name or host
+        context = self._h1_context() if h1 and self._h1_context is not None else self._context
 
         async def shake(raw: TcpStream) -> Stream:
-            return await start_tls(raw, self._context, name, sessions=self._sessions, port=port)
+            return await start_tls(raw, context, name, sessions=self._sessions, port=port)
 
         race = Race(host, self._advice, self._open_tcp, shake if tls else None, on_stage=on_stage, on_note=on_note)
         try:

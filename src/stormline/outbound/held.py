@@ -30,17 +30,20 @@ class Key(NamedTuple):
     origin: Origin
     addresses: tuple[Address, ...] | None
     server_name: str | None
+    h1: bool = False
 
 
-def key_of(request: HttpRequest, addresses: tuple[Address, ...] | None, server_name: str | None) -> Key:
-    """Give the place a request is for.
+def key_of(
+    request: HttpRequest, addresses: tuple[Address, ...] | None, server_name: str | None, h1: bool = False
+) -> Key:
+    """Give the place a request is for; `h1`: one where only HTTP/1.1 is spoken.
 
     Raises:
         LocalProtocolError: it is for something else than HTTP.
     """
     if request.scheme not in ("http", "https"):
         raise errors.LocalProtocolError(f"scheme {request.scheme[:20]!r} is neither http nor https")
-    return Key(Origin(request.scheme, request.host.lower(), request.port), addresses, server_name)
+    return Key(Origin(request.scheme, request.host.lower(), request.port), addresses, server_name, h1)
 
 
 class Held:

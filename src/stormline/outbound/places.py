@@ -27,6 +27,7 @@ class Connector(Protocol):
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
         left: Collection[Address] = (),
+        h1: bool = False,
         on_stage: Callable[[str], None] = quiet,
         on_note: Callable[[str], None] = quiet,
     ) -> Stream:
@@ -266,7 +267,7 @@ class Place:
     @property
     def may_share(self) -> bool:
         """A new connection may speak HTTP/2."""
-        return self.key.origin.scheme == "https" and not self.known.speaks_h1
+        return self.key.origin.scheme == "https" and not self.known.speaks_h1 and not self.key.h1
 
     @property
     def live(self) -> int:

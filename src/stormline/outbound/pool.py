@@ -88,6 +88,7 @@ class HttpPool:
         left: Collection[Address] = (),
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
+        h1: bool = False,
         on_stage: Callable[[str], None] = quiet,
         on_note: Callable[[str], None] = quiet,
         on_held: Callable[[Held], None] | None = None,
@@ -107,6 +108,7 @@ class HttpPool:
             left: addresses that failed before: no kept connection to them is used, and they are dialled last.
             addresses: connect to these instead of resolving the host (IP direct).
             server_name: name for SNI and certificate instead of the host.
+            h1: only over HTTP/1.1, if the dialer can offer it alone.
             on_stage: told the name of each stage of `telemetry.timeline.STAGES` as it begins.
             on_note: told decisions in words.
             on_held: told the connection the request is put on, before anything is sent; must not raise.
@@ -119,15 +121,11 @@ class HttpPool:
             DeadlineExceeded: `phase` says in what.
             LocalProtocolError: the request cannot be sent as it is, or the pool is closed.
         """
-        key = key_of(request, addresses, server_name)
+        key = key_of(request, addresses, server_name, h1)
         progress = Progress(request.host, on_stage)
         now = asyncio.get_running_loop().time()
-        times = Times(
-            head_by=now + deadline_s,
-            body_by=now + (deadline_s if body_deadline_s is None else body_deadline_s),
-            read_timeout_s=read_timeout_s,
-            connect_timeout_s=connect_timeout_s,
-        )
+        body_by = now + (deadline_s if body_deadline_s is None else body_deadline_s)
+        times = Times(now + deadline_s, body_by, read_timeout_s, connect_timeout_s)
         if deadline_s <= 0.0:
             raise progress.too_late()
         place = self._places.get(key)
@@ -280,6 +278,7 @@ class HttpPool:
             addresses=key.addresses,
             server_name=key.server_name,
             left=left,
+            h1=key.h1,
             on_stage=on_stage,
             on_note=on_note,
         )

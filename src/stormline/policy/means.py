@@ -7,10 +7,12 @@ next step, or None: then the failure stands. The two-phase rule is enforced here
 import enum
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Final
 
 from stormline.core import limits
 from stormline.core.values import Address
-from stormline.policy.resend import may_resend
+from stormline.policy.presets import ORDINARY, Preset
+from stormline.policy.resend import SAFE_METHODS, may_resend
 
 
 class Means(enum.StrEnum):
@@ -19,9 +21,21 @@ class Means(enum.StrEnum):
     LONG = "long"
     """The long connection; the gateway asks the origin."""
     IP_DIRECT = "ip-direct"
-    """The origin itself at an address from dispatch; certificate and SNI by name."""
+    """The origin itself at an address from dispatch, or from the settings; certificate and SNI by name."""
     DIRECT = "direct"
-    """The origin itself at an address from DNS."""
+    """The origin itself at an address from DNS; tried again it goes elsewhere."""
+    CLEAR = "clear"
+    """The origin itself over HTTP without TLS: reads without credentials, where a rule says whose signature counts."""
+    ORIGINAL = "original"
+    """The URL as it stands, as if nothing were known: every address its name has, a connection of its own."""
+
+
+H1: Final = "h1"
+"""Switches off that HTTP/1.1 takes the place of HTTP/2 where that has stalled and there is nowhere else to go."""
+HEDGE: Final = "hedge"
+"""Switches off second requests beside late ones."""
+SWITCHES: Final = (*(means.value for means in Means), H1, HEDGE)
+"""What can be switched off, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +47,24 @@ class Step:
         addresses: the origin's addresses, best first, which are raced; empty to let the means find some.
         server_name: name for SNI and certificate, empty for the request's own host.
         fresh: over a connection of its own making, none that stood before.
+        backup: at addresses that the client was set up with: a repetition, after the name was tried.
     """
 
     means: Means
     addresses: tuple[Address, ...] = ()
     server_name: str = ""
     fresh: bool = False
+    backup: bool = False
+
+    @property
+    def repeats(self) -> bool:
+        """It asks the origin once more for what it may have had already: it needs a token of the retry budget."""
+        return self.backup or self.means not in (Means.LONG, Means.IP_DIRECT)
+
+    @property
+    def by_name(self) -> bool:
+        """It needs the host's address from DNS."""
+        return not self.addresses and self.means is not Means.LONG
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +90,33 @@ class Outcome:
 class Ladder:
     """The steps of one call. Not shared, not reusable.
 
-    Its last means that asks the origin itself is tried again, elsewhere, as long as `limits.ATTEMPTS_MAX` allows.
+    Args:
+        steps: those of the plan, in their order; taken one after the other.
+        repeat: the step that is taken again after them, elsewhere, `repeats` times at most; None for none.
+        last: steps that come after all others.
+        attempts: steps in all; what repeating leaves room for is `last`'s.
     """
 
-    __slots__ = ("_has_key", "_last", "_method", "_refusals", "_resends", "_steps", "_tries")
+    __slots__ = ("_attempts", "_has_key", "_last", "_method", "_refusals", "_repeat", "_repeats", "_resends", "_steps",
+                 "_tail", "_tries")  # fmt: skip
 
-    def __init__(self, steps: tuple[Step, ...], *, method: str, has_key: bool, resends: bool = True) -> None:
+    def __init__(
+        self,
+        steps: tuple[Step, ...],
+        *,
+        method: str,
+        has_key: bool,
+        resends: bool = True,
+        repeat: Step | None = None,
+        repeats: int = 0,
+        last: tuple[Step, ...] = (),
+        attempts: int = limits.ATTEMPTS_MAX,
+    ) -> None:
         self._steps = list(steps)
+        self._repeat = repeat
+        self._repeats = repeats
+        self._tail = list(last)
+        self._attempts = attempts
         self._method = method
         self._has_key = has_key
         self._resends = resends
@@ -97,8 +143,7 @@ class Ladder:
             return self._take()
         last = self._last
         if last is None or not self._may_go_on(outcome):
-            self._steps.clear()
-            self._last = None
+            self._end()
             return None
         if outcome.untouched and self._refusals < limits.REFUSALS_MAX:
             # A server that ends its connections after ten requests refuses what comes beyond: the same, elsewhere.
@@ -108,24 +153,49 @@ class Ladder:
             # The connection was stale, which says nothing of the means: once more on a fresh one, at no other's cost.
             self._last = replace(last, fresh=True)
             return self._last
-        return self._take(None if outcome.final else last)
+        if outcome.final:
+            self._give_up_on(last)
+        return self._take()
 
     def beside(self) -> Step | None:
         """Give a step to be taken beside those that run and have not answered, None where there may be none."""
-        return self._take(self._last) if self.repeatable and self._tries < limits.ATTEMPTS_MAX else None
+        return self._take() if self.repeatable and self._tries < self._attempts else None
 
-    def _take(self, again: Step | None = None) -> Step | None:
-        self._last = None
-        if self._tries < limits.ATTEMPTS_MAX:
+    def _take(self) -> Step | None:
+        step: Step | None = None
+        if self._tries < self._attempts:
             if self._steps:
-                self._last = self._steps.pop(0)
-            elif again is not None and again.means is not Means.LONG:
-                self._last = replace(again, fresh=False)
-        if self._last is None:
-            self._steps.clear()
+                step = self._steps.pop(0)
+            elif self._may_repeat():
+                self._repeats -= 1
+                step = self._repeat
+            elif self._tail:
+                step = self._tail.pop(0)
+        if step is None:
+            self._end()
         else:
+            self._last = step
             self._tries += 1
-        return self._last
+        return step
+
+    def _may_repeat(self) -> bool:
+        # The long connection comes last where it has just failed: then everything else has been tried.
+        tried_long = self._last is not None and self._last.means is Means.LONG
+        return self._repeats > 0 and not tried_long and self._tries < self._attempts - len(self._tail)
+
+    def _give_up_on(self, failed: Step) -> None:
+        """Take out what cannot do better a moment later than a step that just failed."""
+        if failed.by_name:
+            self._steps = [step for step in self._steps if not step.by_name]
+            self._tail = [step for step in self._tail if not step.by_name]
+        if self._repeat is not None and self._repeat.by_name is failed.by_name:
+            self._repeats = 0
+
+    def _end(self) -> None:
+        self._steps.clear()
+        self._tail.clear()
+        self._repeats = 0
+        self._last = None
 
     def _may_go_on(self, outcome: Outcome) -> bool:
         if outcome.body_spent or (not self._resends and outcome.maybe_delivered):
@@ -142,6 +212,9 @@ def plan(
     method: str,
     has_key: bool,
     resends: bool = True,
+    preset: Preset = ORDINARY,
+    backup: tuple[Step, ...] = (),
+    clear: Step | None = None,
 ) -> Ladder:
     """Lay out the steps for a request.
 
@@ -155,15 +228,45 @@ def plan(
         method: HTTP method.
         has_key: the request carries an idempotency key.
         resends: what may have been processed may be sent again where its method allows that; False: never.
+        preset: how often each means is tried.
+        backup: as `origins`, from the settings: they come after the first try by name.
+        clear: the step over clear HTTP, where the request may be asked that way; None else.
 
     Returns:
-        The long connection, then the origin at its addresses from dispatch, then the origin by DNS; at most
-        `limits.ATTEMPTS_MAX` with the long connection and DNS among them. Means that are absent or switched off are
-        left out.
+        The long connection, then the origin at its addresses from dispatch, then the origin by DNS, then at its
+        addresses from the settings, then by DNS again, elsewhere; at the end clear HTTP and the original URL. At most
+        `preset.attempts`, with the long connection, one try by DNS and the last two among them. Means that are absent
+        or switched off are left out.
     """
-    way = (Step(Means.LONG),) if long and Means.LONG not in disabled else ()
-    dns = (Step(Means.DIRECT),) if Means.DIRECT not in disabled else ()
-    room = limits.ATTEMPTS_MAX - len(way) - len(dns)
-    numbered = origins[:room] if Means.IP_DIRECT not in disabled else ()
-    steps = (*numbered, *dns, *way) if long_last else (*way, *numbered, *dns)
-    return Ladder(steps, method=method, has_key=has_key, resends=resends)
+    way = (Step(Means.LONG),) if long and preset.long and Means.LONG not in disabled else ()
+    dns = (Step(Means.DIRECT),) if preset.direct != 0 and Means.DIRECT not in disabled else ()
+    last: tuple[Step, ...] = ()
+    if clear is not None and not preset.tls_only and method in SAFE_METHODS and Means.CLEAR not in disabled:
+        last = (clear,) * preset.clear
+    if Means.ORIGINAL not in disabled:
+        last += (Step(Means.ORIGINAL),) * preset.original
+    room = preset.attempts - len(way) - len(dns)
+    last = last[: max(0, room)]
+    numbered: tuple[Step, ...] = ()
+    spare: tuple[Step, ...] = ()
+    if Means.IP_DIRECT not in disabled:
+        most = max(0, room - len(last))
+        if preset.ip_direct is not None:
+            most = min(most, preset.ip_direct)
+        numbered = origins[:most]
+        spare = backup[: most - len(numbered)]
+    return Ladder(
+        (*numbered, *dns, *spare, *way) if long_last else (*way, *numbered, *dns, *spare),
+        method=method,
+        has_key=has_key,
+        resends=resends,
+        repeat=(dns or spare[-1:] or numbered[-1:] or (None,))[0],
+        repeats=_repeats(preset.direct if dns else preset.ip_direct, len(dns) or len(numbered) + len(spare), preset),
+        last=last,
+        attempts=preset.attempts,
+    )
+
+
+def _repeats(most: int | None, planned: int, preset: Preset) -> int:
+    """Give how often the last means may be tried beyond what is planned of it."""
+    return max(0, (preset.attempts if most is None else most) - planned)

@@ -4,7 +4,12 @@ The first part tells the layer (`dns`, `tcp`, `tls`, `timeout`, `http`, `gateway
 Logging, so that browsers' reports and ours stand in one table.
 """
 
+from typing import Final
+
 from stormline.core import codes, errors
+
+UNTRUSTED: Final = "http.untrusted"
+"""An answer that nobody vouches for: no success, whatever its status."""
 
 _KINDS: tuple[tuple[type[errors.StormlineError], str], ...] = (
     (errors.QueueFull, "client.queue"),
@@ -14,6 +19,7 @@ _KINDS: tuple[tuple[type[errors.StormlineError], str], ...] = (
     (errors.TlsError, "tls.failed"),
     (errors.WriteError, "tcp.write"),
     (errors.ReadError, "tcp.read"),
+    (errors.UntrustedAnswer, UNTRUSTED),  # before the class it is one of
     (errors.ProtocolViolation, "http.response.invalid"),
     (errors.DecodeError, "http.body.decode"),
     (errors.ChannelLost, "long.lost"),

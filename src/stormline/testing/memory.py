@@ -250,6 +250,7 @@ class MemoryNet:
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
         left: Collection[Address] = (),
+        h1: bool = False,
         on_stage: Callable[[str], None] = quiet,
         on_note: Callable[[str], None] = quiet,
     ) -> MemoryStream:
@@ -270,7 +271,7 @@ class MemoryNet:
                 raise errors.DeadlineExceeded(f"{host}: silent", phase=Phase.CONNECT, maybe_delivered=False)
             peers = addresses or (Address("192.0.2.7", port),)
             peer = next((each for each in peers if each not in left), peers[0])
-            stream = MemoryStream(self, server, peer, "h2" if tls and server.dials == "h2" else "http/1.1")
+            stream = MemoryStream(self, server, peer, "h2" if tls and server.dials == "h2" and not h1 else "http/1.1")
             self.made.append(stream)
             return stream
         finally:

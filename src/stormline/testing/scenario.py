@@ -138,6 +138,8 @@ class Direct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         http2_pct: how often an address speaks HTTP/2 too.
         cost_s: what a server needs for an answer, on average.
         platform: dispatch is there too, and tells clients the origins' addresses; nothing goes over a gateway.
+        configured: clients have the origins' addresses in their settings, for where names fail, and a rule that has
+            late reads hedged.
         networks: kinds of network the clients are told to be on, one is drawn for each.
         network_changes_pct: how often a client is told of a new address.
         spare: the last address of each origin has no trouble of its own, unless it hits all.
@@ -149,6 +151,7 @@ class Direct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     http2_pct: float = 50.0
     cost_s: Amount = (0.005, 0.05)
     platform: bool = False
+    configured: bool = False
     networks: tuple[Literal["unknown", "wifi", "cell", "wired"], ...] = ("unknown", "wifi", "cell")
     network_changes_pct: float = 50.0
     spare: bool = False

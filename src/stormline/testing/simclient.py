@@ -6,7 +6,7 @@ that is a stream), both also with a key; `events` (a stream of events with pause
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, NamedTuple, cast
 
 import httpx2
@@ -14,6 +14,7 @@ import httpx2
 from stormline.client.api import AsyncClient
 from stormline.client.config import Config
 from stormline.client.outside import Outside
+from stormline.client.rules import BusinessRule
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
 from stormline.core.values import Address
@@ -141,6 +142,7 @@ class DirectDevice:
         history: takes down what happens.
         rng: its chance.
         bundle: of a platform, None for none.
+        addresses: of origins, for its settings.
     """
 
     def __init__(
@@ -156,6 +158,7 @@ class DirectDevice:
         history: History,
         rng: SimRng,
         bundle: Bundle | None,
+        addresses: Mapping[str, tuple[str, ...]],
     ) -> None:
         direct = scenario.direct
         if direct is None:
@@ -192,7 +195,10 @@ class DirectDevice:
             environ={},
         )
         kind = rng.child("network").choice(direct.networks)
-        self.client = AsyncClient(config=Config(bundle=bundle, network=kind, report=False), outside=outside)
+        # Every means of the plan of full effort, in no more steps than all that is known of a run allows for.
+        rules = (BusinessRule(plan="key", tries={"attempts": limits.ATTEMPTS_MAX}),) if addresses else ()
+        config = Config(bundle=bundle, network=kind, report=False, addresses=addresses, rules=rules)
+        self.client = AsyncClient(config=config, outside=outside)
         self.runtime = self.client._storm.runtime()
         self.runtime.on_record = self._take_record
         self._pool = self.runtime._pool

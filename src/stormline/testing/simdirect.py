@@ -277,7 +277,14 @@ class DirectWorld:
             history=self._history,
             rng=self._rng.child(f"device-{number}"),
             bundle=self._dispatch.bundle if self._dispatch is not None else None,
+            addresses=self._configured(),
         )
+
+    def _configured(self) -> dict[str, tuple[str, ...]]:
+        """Give what clients have in their settings."""
+        if not self._direct.configured:
+            return {}
+        return {origin.name: tuple(at.address.host for at in origin.hosts) for origin in self.origins}
 
     async def run(self) -> None:
         """Play the scenario to its end."""

@@ -1,13 +1,15 @@
-"""stormline under httpx2. `options`: "disabled", what to do without (means, "h2"); "bundle", path of a bundle."""
+"""stormline under httpx2. `options`: "disabled", what to do without (means, "h2"); "bundle", path of a bundle;
+"plan", name of a preset for all requests."""
 
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx2
 
 from stormline.client.config import Config, load_bundle
+from stormline.client.rules import BusinessRule
 from stormline.client.transport import AsyncTransport
 
 
@@ -22,10 +24,15 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
         disabled=off - {"h2"},
         http2="h2" not in off,
         deadline_s=config["patience_s"],
+        rules=(BusinessRule(plan=options["plan"]),) if options.get("plan") else (),
     )
-    tls = ssl.create_default_context(cafile=config["ca_file"])
-    tls.set_alpn_protocols(["h2", "http/1.1"] if settings.http2 else ["http/1.1"])  # a context given rules alone
-    transport = AsyncTransport(config=settings, verify=tls)
+
+    def trust(alpn: Sequence[str]) -> ssl.SSLContext:
+        tls = ssl.create_default_context(cafile=config["ca_file"])
+        tls.set_alpn_protocols(list(alpn))
+        return tls
+
+    transport = AsyncTransport(config=settings, verify=trust)
     timeout = httpx2.Timeout(None, connect=settings.connect_timeout_s, read=settings.read_timeout_s)
     async with httpx2.AsyncClient(transport=transport, timeout=timeout) as http:
 
