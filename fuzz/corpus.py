@@ -8,6 +8,8 @@ import msgspec
 from backports import zstd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from stormline.outbound import http2_codec
+from stormline.outbound.messages import HttpRequest
 from stormline.telemetry import report
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
 from stormline.wire import bundle, frames, httpsig, jws, plan, tokens
@@ -165,6 +167,29 @@ def signed_answers() -> list[bytes]:
         lines = (values[b"signature-input"], values[b"signature"], values[b"content-digest"], SIGNED_BODY)
         answers.append(b"\n".join(lines))
     return answers
+
+
+HTTP2_REQUEST = http2_codec.encode(HttpRequest("POST", "https", HOST, 443, b"/", (), b""))
+
+
+def http2_answers() -> list[bytes]:
+    """What a server says over one connection on which the client has streams 1, 3 and 5 open."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+        return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+    begin = frame(4, 0, 0, b"\x00\x03\x00\x00\x00\x64\x00\x04\x00\x01\x00\x00") + frame(4, 1, 0)
+    head = b"\x88\x5f\x10application/json\x5c\x0227"
+    return [
+        begin + frame(1, 4, 1, head) + frame(0, 1, 1, bytes(27)) + frame(1, 5, 3, b"\x88\x0f\x0d\x010"),
+        begin + frame(1, 4, 1, b"\x08\x03103") + frame(1, 0, 1, head[:9]) + frame(9, 0, 1, head[9:])
+        + frame(9, 4, 1) + frame(0, 8, 1, b"\x02" + bytes(29)) + frame(1, 5, 1, b"\x40\x01t\x01v"),
+        begin + frame(8, 0, 0, bytes(3) + b"\x09") + frame(8, 0, 5, bytes(3) + b"\x09") + frame(6, 0, 0, bytes(8))
+        + frame(3, 0, 3, bytes(3) + b"\x07") + frame(1, 0x2C, 5, b"\x01" + bytes(5) + b"\x88\x00")
+        + frame(2, 0, 7, bytes(5)) + frame(0xFA, 0, 0, b"grease"),
+        begin + frame(1, 4, 1, head) + frame(1, 4, 3, b"\x88\xbf\xbe") + frame(7, 0, 0, b"\x00\x00\x00\x03" + bytes(4))
+        + frame(0, 0, 3, bytes(20)) + frame(4, 0, 0, b"\x00\x01\x00\x00\x00\x00") + frame(0, 1, 3, bytes(7)),
+    ]  # fmt: skip
 
 
 CODINGS = (("gzip",), ("deflate",), ("br",), ("zstd",), ("gzip", "br"))

@@ -13,7 +13,7 @@ from fuzz import corpus
 from stormline.client.decoding import Verifier
 from stormline.core import codes, errors, limits, limits_means
 from stormline.core.values import parse_address
-from stormline.outbound import proxy_rules
+from stormline.outbound import http2_codec, proxy_rules
 from stormline.telemetry import report
 from stormline.wire import bundle, frames, httpsig, jws, plan
 from stormline.wire import events as e
@@ -256,6 +256,34 @@ def fuzz_httpsig(data: bytes) -> None:
         assert body == corpus.SIGNED_BODY, "a body that nobody signed is trusted"
 
 
+def _http2(data: bytes, piece_bytes: int) -> tuple[str, bytes]:
+    codec, seen = http2_codec.Http2Codec(), ""
+    for number in range(3):
+        codec.open(corpus.HTTP2_REQUEST, ended=number != 2)
+    codec.data_to_send()
+    unread: dict[int, int] = {}
+    try:
+        for at in range(0, len(data), piece_bytes):
+            for event in codec.receive_data(data[at : at + piece_bytes]):
+                seen += f"{event}\n"
+                if isinstance(event, http2_codec.Data):
+                    unread[event.stream_id] = unread.get(event.stream_id, 0) + len(event.data)
+            assert len(codec._buffer) <= limits.H2_FRAME_BYTES_MAX + 9, "more than one frame is held"
+            assert len(codec._block) <= limits.HTTP_HEAD_BYTES_MAX + limits.H2_FRAME_BYTES_MAX, "a head has no bound"
+    except http2_codec.ConnectionBroken as error:
+        seen += f"{error.code!r} {error}"
+    assert codec.unread_bytes == sum(unread.values()), "a byte is not told of"
+    sent = codec.data_to_send()
+    assert len(sent) <= limits.H2_CONTROL_BYTES_MAX + 1000, "what the peer asks for has no bound"
+    return seen, sent
+
+
+def fuzz_http2(data: bytes) -> None:
+    """A client with streams open gives events or ConnectionBroken with a GOAWAY, the same ones however they are cut."""
+    whole = _http2(data, max(1, len(data)))
+    assert _http2(data, 1) == whole, "another cut, another reading"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A parser under fuzzing: the function that holds its invariant, and valid inputs to start from."""
@@ -275,5 +303,6 @@ TARGETS = {
     "address": Target(run=fuzz_address, seeds=corpus.addresses),
     "proxy_settings": Target(run=fuzz_proxy_settings, seeds=corpus.proxy_settings),
     "httpsig": Target(run=fuzz_httpsig, seeds=corpus.signed_answers),
+    "http2": Target(run=fuzz_http2, seeds=corpus.http2_answers),
     "decoding": Target(run=fuzz_decoding, seeds=corpus.coded_bodies),
 }

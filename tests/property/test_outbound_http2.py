@@ -269,7 +269,7 @@ def _events(data, cuts):
 
 @given(st.lists(st.one_of(_FRAMES, st.binary(max_size=40)), max_size=12), st.lists(st.integers(0, 300), max_size=5))
 def test_codec_reads_any_bytes_the_same_however_they_are_cut(frames, cuts):
-    data = b"".join(frames)
+    data = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + b"".join(frames)  # SETTINGS come first
     whole, cut = _events(data, []), _events(data, sorted(cuts))
     assert [str(event) for event in whole[0]] == [str(event) for event in cut[0]]
     assert whole[1] == cut[1]

@@ -2,8 +2,10 @@
 
 import hpack
 import pytest
+from hpack import NeverIndexedHeaderTuple
 
-from stormline.outbound.http2_fields import FieldDecoder, FieldEncoder
+from stormline.core import limits
+from stormline.outbound.http2_fields import FieldDecoder, FieldEncoder, read_answer
 
 HEAD = [(b":method", b"GET"), (b":authority", b"a.test"), (b"user-agent", b"x/1"), (b"accept", b"*/*")]
 
@@ -56,6 +58,37 @@ def test_decoder_forgets_heads_when_the_table_changes() -> None:
 
     assert ours.decode(b"\xbe", raw=True) == [(b"b", b"2")]
     assert ours.decode(b"\xbf", raw=True) == [(b"a", b"1")]
+
+
+def test_decoder_answers_again_what_the_tables_still_mean() -> None:
+    ours, plain = FieldDecoder(max_header_list_size=4096), hpack.Decoder()
+    blocks = [
+        b"\x88\x40\x01a\x011", b"\x88\xbe", b"\x88\xbe", b"\x40\x01b\x012", b"\x88\xbe", b"\x88\xbf",
+        b"\x3f\x0f\x88", b"\x88\xbe", b"\x88\x0f\x0d\x012", b"\x88\x0f\x0d\x012", b"\x20\x88", b"\x88",
+    ]  # fmt: skip
+    for block in blocks:
+        answer = ours.answer(block)
+        fields = [(name, value) for name, value in plain.decode(block, raw=True)]
+        assert answer == read_answer(fields)
+
+
+def test_decoder_remembers_literals_that_enter_no_table_and_forgets_in_time() -> None:
+    ours = FieldDecoder(max_header_list_size=65_536)
+    literal = b"\x88\x00\x01a\x011"
+    assert ours.answer(literal) is ours.answer(literal)
+    for number in range(3 * limits.H2_FIELDS_KNOWN):
+        ours.answer(b"\x88\x00\x01a\x03%03d" % number)
+        assert len(ours._known) <= limits.H2_FIELDS_KNOWN
+    large = b"\x88\x00\x01a\x7f\xa1\x1e" + bytes(4000)
+    ours.answer(large)
+    assert large not in ours._known
+
+
+def test_encoder_keeps_fields_that_enter_no_table_apart_from_their_equals() -> None:
+    ours, theirs = FieldEncoder(), hpack.Encoder()
+    field, never = (b"x-a", b"1"), NeverIndexedHeaderTuple(b"x-a", b"1")
+    for each in (never, field, never, field, never, (b"x-b", b"2"), never, field):
+        assert ours.encode([each]) == theirs.encode([each])
 
 
 @pytest.mark.parametrize("block", [b"\xff\xff\xff", b"\xc0", b"\x80"])

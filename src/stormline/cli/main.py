@@ -100,6 +100,8 @@ def _missing(error: ModuleNotFoundError) -> str:
         return f"this needs the package {package!r}: install stormline[apm]"
     if package in SERVER_PACKAGES:
         return f"this needs the package {package!r}: install stormline[server]"
+    if package in ("dns", "h2"):
+        return f"this needs the package {package!r}: install stormline[lab]"
     return f"the package {package!r} is missing"
 
 

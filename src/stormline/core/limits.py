@@ -429,10 +429,23 @@ H2_CONTROL_BYTES_MAX: Final = 64 * 1024
 """Answers to the peer's own frames (acknowledgements) that wait behind a send it does not take; beyond it the
 connection is closed (CVE-2019-9512, CVE-2019-9515)."""
 H2_EMPTY_FRAMES_MAX: Final = 1000
-"""Frames in a row that bring nothing (empty DATA, unknown ones); beyond it the peer only burns our CPU
-(CVE-2019-9518)."""
-H2_CLOSED_REMEMBERED: Final = 4096
-"""Streams whose end is remembered, so that what the peer still sends for them is told from nonsense."""
+"""Frames in a row that bring nothing (empty DATA, unknown ones, any of streams that are over); beyond it the peer only
+burns our CPU (CVE-2019-9518)."""
+H2_CREDIT_FRAMES_MAX: Final = 16 * 1024
+"""WINDOW_UPDATE frames in a row between which we send no body: what a server sends that gives the 4 MB on their way
+back 256 bytes at a time. More only burn our CPU."""
+H2_CONTINUATIONS_MAX: Final = 64
+"""Frames that go on with one head, so that empty ones end (the CONTINUATION flood of 2024). A head of
+`HTTP_HEAD_BYTES_MAX` in full frames needs four; a peer may cut it into pieces of 1 kB."""
+H2_HEADER_TABLE_BYTES: Final = 4096
+"""Header table of our requests, where the peer allows more too (RFC 7541 section 4.2): the protocol's default, which
+holds the fields of usual requests; each connection has one."""
+H2_FIELDS_KNOWN: Final = 64
+"""Codings of fields, and heads of answers, remembered by one connection: a header table holds as many."""
+H2_REQUESTS_KNOWN: Final = 8
+"""Sets of header fields remembered as checked by one connection; a client sends few different ones."""
+H2_KNOWN_BYTES_MAX: Final = 1024
+"""Longer ones are not remembered; with `H2_FIELDS_KNOWN`, at most 64 KB for each of the three memories."""
 H2_INDEXED_BYTES_MIN: Final = 20
 """Credentials shorter than this never enter the header tables, where a guess could be confirmed by the size of what is
 sent (RFC 7541 section 7.1); longer ones cannot be guessed whole, and repeating them costs bytes in each request."""

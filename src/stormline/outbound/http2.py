@@ -14,14 +14,13 @@ import ssl
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from h2.errors import ErrorCodes
-
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.net.stream import Stream, reason_of
 from stormline.outbound import http2_codec as wire
 from stormline.outbound.http2_exchange import Bounds, Exchange
-from stormline.outbound.messages import HttpResponse
+from stormline.outbound.http2_request import RequestEncoder
+from stormline.outbound.messages import HttpRequest, HttpResponse
 
 _log: Final = logging.getLogger("stormline.outbound")
 
@@ -53,9 +52,9 @@ class Http2Connection:
     """
 
     __slots__ = ("_base", "_checking", "_closed", "_codec", "_going_away", "_loop", "_open", "_pending", "_ping_sent",
-                 "_pings", "_reader", "_reset_at", "_resets_left", "_rest", "_retired", "_sending", "_uploads", "_wake",
-                 "_write_error", "_writer", "_written", "answered_at", "exchanges", "idle_since", "on_news", "served",
-                 "stream")  # fmt: skip
+                 "_pings", "_reader", "_requests", "_reset_at", "_resets_left", "_rest", "_retired", "_sending",
+                 "_uploads", "_wake", "_write_error", "_writer", "_written", "answered_at", "exchanges", "idle_since",
+                 "on_news", "served", "stream")  # fmt: skip
 
     def __init__(self, stream: Stream, *, streams_untold: int = limits.H2_STREAMS_UNTOLD) -> None:
         self._loop = asyncio.get_running_loop()
@@ -66,6 +65,7 @@ class Http2Connection:
         self.served: int | None = None
         self.on_news: Callable[[], None] | None = None
         self._codec = wire.Http2Codec(streams_untold)
+        self._requests = RequestEncoder()
         self._base = stream.sent_bytes
         self._written = 0  # bytes given to the stream, or about to be
         self._open: dict[int, Exchange] = {}
@@ -149,6 +149,10 @@ class Http2Connection:
             self._wake_writer()
 
     # -- requests -------------------------------------------------------------------------------------------------
+    def encode(self, request: HttpRequest) -> wire.Encoded:
+        """Make of a request what `exchange` takes; see `http2_request.RequestEncoder.encode`."""
+        return self._requests.encode(request)
+
     async def exchange(
         self,
         request: wire.Encoded,
@@ -166,7 +170,7 @@ class Http2Connection:
         error, or whole (RFC 9113 section 8.1). Cancelled, failed or closed early, only its own stream is reset.
 
         Args:
-            request: made by `http2_codec.encode`.
+            request: made by `encode`.
             deadline_at: the loop's time at which the body must have been read.
             head_by: the loop's time at which the head must be there; None leaves that to the caller.
             read_timeout_s: longest silence of this stream, in waiting for the head (pieces of our body that leave
@@ -286,7 +290,7 @@ class Http2Connection:
         if self._open.pop(exchange.stream_id, None) is not None and not self._closed:
             if self._codec.is_open(exchange.stream_id):
                 # A whole answer that leaves the stream open came before our body was out (RFC 9113 section 8.1).
-                self._reset(exchange.stream_id, ErrorCodes.NO_ERROR if exchange.complete else ErrorCodes.CANCEL)
+                self._reset(exchange.stream_id, wire.ErrorCode.NO_ERROR if exchange.complete else wire.ErrorCode.CANCEL)
             if self._pending or self._codec.wants_send:
                 self._wake_writer()
         if not self._open and not self._pending:
@@ -296,7 +300,7 @@ class Http2Connection:
         if retired:
             self._close_if_over()
 
-    def _reset(self, stream_id: int, code: ErrorCodes) -> None:
+    def _reset(self, stream_id: int, code: wire.ErrorCode) -> None:
         """Reset a stream if we may reset another so soon; else let it run on unread, and take no more requests.
 
         A stream that runs on stalls when its window is used up. The connection is closed after the last request that
@@ -388,23 +392,25 @@ class Http2Connection:
         """Give what is to be sent next, None for nothing."""
         codec = self._codec
         carried: list[Exchange] = []
-        data = codec.data_to_send() if codec.wants_send else b""
         while self._pending and codec.open_streams < codec.streams_max and not codec.exhausted:
             exchange = next(iter(self._pending))
+            mark = self._written + codec.waiting_bytes
             stream_id = codec.open(exchange.request, ended=not exchange.uploads)
             del self._pending[exchange]
             self._open[stream_id] = exchange
-            exchange.opened(stream_id, self._written + len(data))
+            exchange.opened(stream_id, mark)
             carried.append(exchange)
-            data += codec.data_to_send()
-            if len(data) >= limits.SEND_PIECE_BYTES:
+            if codec.waiting_bytes >= limits.SEND_PIECE_BYTES:
                 break
         if self._uploads:
-            data += self._gather_bodies(limits.SEND_PIECE_BYTES - len(data), carried)
+            self._gather_bodies(limits.SEND_PIECE_BYTES - codec.waiting_bytes, carried)
+        if not codec.wants_send:
+            return None
+        data = codec.data_to_send()
         self._written += len(data)
-        return _Batch(data, carried, self._checking is not None) if data else None
+        return _Batch(data, carried, self._checking is not None)
 
-    def _gather_bodies(self, room: int, carried: list[Exchange]) -> bytes:
+    def _gather_bodies(self, room: int, carried: list[Exchange]) -> None:
         """Let each body that waits send a frame in turn, until there is enough or none may go on."""
         codec = self._codec
         moved = True
@@ -421,7 +427,6 @@ class Http2Connection:
                 carried.append(exchange)
                 if not exchange.has_more:
                     del self._uploads[exchange]
-        return codec.data_to_send() if codec.wants_send else b""
 
     # -- reading --------------------------------------------------------------------------------------------------
     async def _read(self) -> None:
@@ -472,8 +477,6 @@ class Http2Connection:
             self._wake_writer()
         elif isinstance(event, wire.PingAck):
             self._answered()
-        elif isinstance(event, wire.Late):
-            self._take_reset()
         elif isinstance(event, wire.GoAway):
             self._go_away(event)
         else:
@@ -483,10 +486,11 @@ class Http2Connection:
         if not isinstance(event, wire.Interim | wire.Ended | wire.Reset | wire.Malformed):
             return
         exchange = self._open.get(event.stream_id)
+        if isinstance(event, wire.Malformed) and self._codec.is_open(event.stream_id):
+            self._reset(event.stream_id, event.code)
         if exchange is None:
-            if isinstance(event, wire.Malformed):
-                self._reset(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
-        elif isinstance(event, wire.Interim):
+            return
+        if isinstance(event, wire.Interim):
             exchange.got_interim()
         elif isinstance(event, wire.Ended):
             exchange.got_end()
@@ -502,11 +506,11 @@ class Http2Connection:
             self._was_reset(exchange, event)
 
     def _was_reset(self, exchange: Exchange, event: wire.Reset) -> None:
-        if event.code == ErrorCodes.ENHANCE_YOUR_CALM:
+        if event.code == wire.ErrorCode.ENHANCE_YOUR_CALM:
             self._retired = True
         phase = exchange.phase
         # RFC 9113 section 8.7: REFUSED_STREAM says that nothing of the request was processed.
-        untouched = event.code == ErrorCodes.REFUSED_STREAM and phase is not Phase.BODY
+        untouched = event.code == wire.ErrorCode.REFUSED_STREAM and phase is not Phase.BODY
         what = "refused the request unprocessed" if untouched else "reset the stream"
         exchange.fail(
             errors.ReadError(
@@ -521,7 +525,7 @@ class Http2Connection:
         self._going_away = True
         name = wire.code_name(event.code)
         refused = [exchange for number, exchange in self._open.items() if number > event.last_stream_id]
-        if (refused or self._pending) and event.code == ErrorCodes.NO_ERROR:
+        if (refused or self._pending) and event.code == wire.ErrorCode.NO_ERROR:
             self.served = (event.last_stream_id + 1) // 2
         for exchange in refused:
             phase = exchange.phase

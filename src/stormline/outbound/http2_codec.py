@@ -1,167 +1,32 @@
-"""HTTP/2 without I/O: requests to frames, and frames to what happened (RFC 9113), on `h2`.
+"""HTTP/2 without I/O: requests to frames, and frames to what happened (RFC 9113); the client's side.
 
-`h2` keeps the header tables, the windows and the states of the streams. Frames pass here first, as four things are
-done otherwise than it does them:
+What it does where the RFC leaves a choice, or real servers do:
 
-- GOAWAY: `h2` is closed by it; here the streams that the peer goes on with do go on (RFC 9113 section 6.8).
-- What still comes for a stream that we reset is dropped in silence; `h2` answers each DATA frame with one more reset,
-  and servers count those.
-- A body that is longer or shorter than its Content-Length ends its stream; in `h2` the whole connection.
+- GOAWAY: the streams that the peer goes on with do go on (section 6.8).
+- What still comes for a stream that is over is dropped in silence: another reset would be one more for the server to
+  count. Its bytes are given back to the connection's window.
+- What makes an answer malformed ends its stream; what breaks the connection's own state (frames, header tables,
+  windows) ends the connection, as does every flood.
 - Credit is two things: the connection's is given back when bytes arrive, the stream's when they are read, so that a
   slow reader holds back its own stream only.
+- Whitespace around a field's value, which section 8.2.1 forbids, is taken, as by most clients.
 """
 
-import logging
-import re
-import struct
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-import h2.config
-import h2.connection
-import h2.events
-import h2.exceptions
-import h2.settings
-from h2.errors import ErrorCodes
-from h2.settings import SettingCodes
-from hpack import NeverIndexedHeaderTuple
+from hpack import HPACKError, OversizedHeaderListError
 
-from stormline.core import errors, limits
-from stormline.outbound.http2_fields import FieldDecoder, FieldEncoder
-from stormline.outbound.messages import HttpRequest
+from stormline.core import limits
+from stormline.outbound import http2_frames as frames
+from stormline.outbound.http2_fields import Answer, FieldDecoder, FieldEncoder
+from stormline.outbound.http2_frames import ConnectionBroken, ErrorCode, Setting, code_name
+from stormline.outbound.http2_request import Encoded, encode
 
-_TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-"""RFC 9110 section 5.6.2."""
-_TARGET: Final = re.compile(rb"[\x21-\x7e]+")
-_HOST: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\-]+")
-_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
-_WITH_CONTENT: Final = frozenset({b"POST", b"PUT", b"PATCH"})
-"""Methods whose meaning expects content: without it they say that there is none (RFC 9110 section 8.6)."""
-_PORTS: Final = {"http": 80, "https": 443}
-_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-"""RFC 9113 section 8.2.1: a token without upper case."""
-_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-_STATUS: Final = re.compile(rb"[1-9][0-9][0-9]")
-_CONNECTION_SPECIFIC: Final = frozenset({
-    b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade",
-})  # fmt: skip
-"""Fields of HTTP/1's connections, malformed in HTTP/2 (RFC 9113 section 8.2.2)."""
-_CHANGING: Final = frozenset({
-    b":path", b"content-length", b"content-range", b"idempotency-key", b"if-match", b"if-modified-since",
-    b"if-none-match", b"range", b"traceparent", b"x-request-id",
-})  # fmt: skip
-"""Fields whose values rarely come again: in the header table they would only push out those that do."""
-_SPECIAL: Final = frozenset({b"connection", b"content-length", b"host", b"transfer-encoding"})
-"""Fields that are not sent as they are given."""
-_CREDENTIALS: Final = frozenset({b"authorization", b"cookie", b"proxy-authorization"})
-
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE = 0x0, 0x1, 0x3, 0x4, 0x5
-_PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 0x6, 0x7, 0x8, 0x9
-_END_STREAM, _PADDED = 0x1, 0x8
-_HEADER_BYTES: Final = 9
-
-# hpack writes every header it codes to its log, credentials too. A level set by the application itself stays.
-if logging.getLogger("hpack").level == logging.NOTSET:
-    logging.getLogger("hpack").setLevel(logging.INFO)
-
-
-# -- requests ---------------------------------------------------------------------------------------------------------
-class Encoded(NamedTuple):
-    """A request ready to go.
-
-    Attributes:
-        fields: pseudo-header fields first, all names in lower case.
-        body: what follows.
-        length: bytes the body must have, None where it is not known.
-        is_head: the method is HEAD, the answer has no body whatever it says.
-    """
-
-    fields: list[tuple[bytes, bytes]]
-    body: bytes | AsyncIterable[bytes]
-    length: int | None
-    is_head: bool
-
-    def __repr__(self) -> str:
-        """Show no header and no body: they carry credentials."""
-        return f"<Encoded with {len(self.fields)} fields>"
-
-
-def _begin(name: bytes) -> bytes:
-    """Give as much of a bad header name as is one: the rest may be a whole line with its credentials."""
-    found = _TOKEN.match(name)
-    return found[0][:40] if found else b""
-
-
-def encode(request: HttpRequest) -> Encoded:
-    """Check a request and put its head into the fields of HTTP/2 (RFC 9113 section 8.3.1).
-
-    What `http1_codec.encode` refuses is refused here. `Host` becomes `:authority`; fields that belong to HTTP/1's
-    connections are left out, with those that `Connection` names; cookie fields stay as they are.
-
-    Raises:
-        LocalProtocolError: a part of it could break out of its place (CR, LF, NUL, spaces), or the framing fields
-            contradict the body, or the method is CONNECT. Nothing was sent.
-    """
-    method = request.method.encode("utf-8", "surrogateescape")
-    if not _TOKEN.fullmatch(method) or method == b"CONNECT":
-        raise errors.LocalProtocolError(f"method {request.method[:40]!r} cannot be sent")
-    if not _TARGET.fullmatch(request.target):
-        raise errors.LocalProtocolError("the request target is empty or holds a space, control or non-ASCII character")
-    fields: list[tuple[bytes, bytes]] = [
-        (b":method", method),
-        (b":scheme", request.scheme.encode("ascii")),
-        (b":authority", b""),
-        NeverIndexedHeaderTuple(b":path", request.target),
-    ]
-    special: dict[bytes, bytes] = {}
-    for given, value in request.headers:
-        if not _TOKEN.fullmatch(given):
-            raise errors.LocalProtocolError(f"a header name that begins {_begin(given)!r} is not a token")
-        if not _VALUE.fullmatch(value):
-            raise errors.LocalProtocolError(f"the value of header {given[:40]!r} holds a control character")
-        name = given.lower()
-        if name in _SPECIAL:
-            if name in special:
-                if name != b"connection":
-                    raise errors.LocalProtocolError(f"header {given!r} is given twice")
-                value = special[name] + b"," + value
-            special[name] = value
-        elif name in _CHANGING or (name in _CREDENTIALS and len(value) < limits.H2_INDEXED_BYTES_MIN):
-            fields.append(NeverIndexedHeaderTuple(name, value))
-        elif name not in _CONNECTION_SPECIFIC and (name != b"te" or value.strip().lower() == b"trailers"):
-            fields.append((name, value))
-    fields[2] = (b":authority", special[b"host"] if b"host" in special else _authority(request))
-    if b"connection" in special:
-        dropped = {token.strip().lower() for token in special[b"connection"].split(b",")}
-        fields[4:] = [field for field in fields[4:] if field[0] not in dropped]
-    length = _length(request, special)
-    if length is not None and (length or b"content-length" in special or method in _WITH_CONTENT):
-        fields.append(NeverIndexedHeaderTuple(b"content-length", b"%d" % length))
-    return Encoded(fields, b"" if request.body is None else request.body, length, method == b"HEAD")
-
-
-def _authority(request: HttpRequest) -> bytes:
-    if not _HOST.fullmatch(request.host):
-        raise errors.LocalProtocolError(f"host {request.host[:80]!r} cannot stand in a Host header")
-    host = f"[{request.host}]" if ":" in request.host else request.host
-    return (host if request.port == _PORTS.get(request.scheme) else f"{host}:{request.port}").encode("ascii")
-
-
-def _length(request: HttpRequest, special: dict[bytes, bytes]) -> int | None:
-    """Give the bytes that the body must have, None where that is not known."""
-    body = request.body
-    coding, given = special.get(b"transfer-encoding"), special.get(b"content-length")
-    if coding is not None:
-        if given is not None or coding.strip().lower() != b"chunked":
-            raise errors.LocalProtocolError("Transfer-Encoding may only be 'chunked', and without Content-Length")
-        return None
-    if given is not None:
-        if not _LENGTH.fullmatch(given):
-            raise errors.LocalProtocolError("Content-Length is not a number")
-        if not isinstance(body, AsyncIterable) and int(given) != len(body or b""):
-            raise errors.LocalProtocolError(f"Content-Length {int(given)}, but the body has {len(body or b'')} bytes")
-        return int(given)
-    return None if isinstance(body, AsyncIterable) else len(body or b"")
+__all__ = [
+    "Changed", "ConnectionBroken", "Data", "Encoded", "Ended", "ErrorCode", "Event", "GoAway", "Head", "Http2Codec",
+    "Interim", "Malformed", "PingAck", "Reset", "code_name", "encode",
+]  # fmt: skip
 
 
 # -- what happens -----------------------------------------------------------------------------------------------------
@@ -203,10 +68,11 @@ class Reset(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """An answer breaks HTTP. Nothing more is told of its stream, which must be reset."""
+    """An answer breaks HTTP. Nothing more is told of its stream, which is to be reset with `code` where it is open."""
 
     stream_id: int
     what: str
+    code: ErrorCode
 
 
 class GoAway(NamedTuple):
@@ -222,62 +88,32 @@ class PingAck(NamedTuple):
     data: bytes
 
 
-class Late(NamedTuple):
-    """A head came for a stream that is over; one more reset answers it."""
-
-
 class Changed(NamedTuple):
     """Windows or settings of the peer changed: what waited may go on."""
 
 
-Event = Head | Interim | Data | Ended | Reset | Malformed | GoAway | PingAck | Late | Changed
-
-
-class ConnectionBroken(Exception):
-    """The peer broke HTTP/2 itself: the connection cannot go on. The GOAWAY that says so waits in `data_to_send`."""
-
-
-def code_name(code: int) -> str:
-    """Give the name of an error code (RFC 9113 section 7)."""
-    try:
-        return ErrorCodes(code).name
-    except ValueError:
-        return f"code {code}"
+Event = Head | Interim | Data | Ended | Reset | Malformed | GoAway | PingAck | Changed
 
 
 class _Track:
-    """One open stream, as far as `h2` does not follow it."""
+    """One open stream."""
 
-    __slots__ = ("bodiless", "expected", "fields_bytes", "got_head", "is_head", "local_done", "owed", "received",
-                 "remote_done")  # fmt: skip
+    __slots__ = ("bodiless", "expected", "fields_bytes", "got_head", "is_head", "local_done", "malformed", "owed",
+                 "received", "remote_done", "unreturned", "window")  # fmt: skip
 
-    def __init__(self, *, is_head: bool, local_done: bool) -> None:
+    def __init__(self, window: int, *, is_head: bool, local_done: bool) -> None:
         self.is_head = is_head
         self.bodiless = False  # the answer has no body, whatever it says
+        self.malformed = False  # nothing more is told of it
         self.local_done = local_done
         self.remote_done = False
         self.got_head = False
         self.expected: int | None = None  # by Content-Length
         self.received = 0  # body bytes
-        self.owed = 0  # credit not given back yet
-        self.fields_bytes = 0  # of the heads so far
-
-
-class _Protocol(h2.connection.H2Connection):
-    """h2's connection, remembering fewer closed streams."""
-
-    MAX_CLOSED_STREAMS = limits.H2_CLOSED_REMEMBERED
-
-
-# The checks of outgoing fields are made in `encode`, those of answers in `_answer`.
-_CONFIG: Final = h2.config.H2Configuration(
-    client_side=True,
-    header_encoding=None,
-    validate_outbound_headers=False,
-    normalize_outbound_headers=False,
-    validate_inbound_headers=False,
-    normalize_inbound_headers=False,
-)
+        self.window = window  # what we may send; below zero where the peer made its windows smaller
+        self.owed = 0  # credit that the peer is to be given back
+        self.unreturned = 0  # bytes it sent less the credit given back: what its window lacks
+        self.fields_bytes = 0  # of interim answers
 
 
 class Http2Codec:
@@ -292,38 +128,39 @@ class Http2Codec:
         settled: they have come.
         unread_bytes: body bytes told of and not yet `consumed`.
         wants_send: something waits in `data_to_send`.
+        waiting_bytes: size of what waits there.
     """
 
-    __slots__ = ("_block_bytes", "_buffer", "_control_bytes", "_empty_frames", "_extra", "_h2", "_large", "_owed",
-                 "_streams", "_untold", "settled", "unread_bytes", "wants_send")  # fmt: skip
+    __slots__ = ("_block", "_block_flags", "_block_frames", "_block_stream", "_broken_by", "_buffer", "_control_bytes",
+                 "_credit_frames", "_decoder", "_empty_frames", "_encoder", "_going", "_initial_window", "_large",
+                 "_next_id", "_out", "_owed", "_streams", "_streams_max", "_window", "settled", "unread_bytes",
+                 "waiting_bytes", "wants_send")  # fmt: skip
 
     def __init__(self, streams_untold: int = limits.H2_STREAMS_UNTOLD) -> None:
-        self._h2 = _Protocol(_CONFIG)
-        self._h2.local_settings = h2.settings.Settings(
-            client=True,
-            initial_values={
-                SettingCodes.ENABLE_PUSH: 0,
-                SettingCodes.INITIAL_WINDOW_SIZE: limits.H2_STREAM_WINDOW_BYTES,
-                SettingCodes.MAX_HEADER_LIST_SIZE: limits.HTTP_HEAD_BYTES_MAX,
-                SettingCodes.MAX_CONCURRENT_STREAMS: limits.H2_STREAMS_MAX,
-            },
-        )
-        self._h2.encoder = FieldEncoder()
-        self._h2.decoder = FieldDecoder(max_header_list_size=limits.HTTP_HEAD_BYTES_MAX)
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(limits.H2_CONNECTION_WINDOW_BYTES - 65_535)
+        self._encoder = FieldEncoder()
+        self._decoder = FieldDecoder(max_header_list_size=limits.HTTP_HEAD_BYTES_MAX)
         self._streams: dict[int, _Track] = {}
+        self._next_id = 1
         self._large: dict[int, None] = {}  # streams of answers that are, or were, large
+        self._out: list[bytes | memoryview] = []
         self._buffer = b""  # of a frame that is not whole
-        self._extra = bytearray()  # frames that h2 does not know of
-        self._owed = 0  # credit of the connection not given back yet
-        self._block_bytes = 0  # of the header block that is coming
-        self._control_bytes = 0  # answers to the peer's frames in h2's buffer, at most
-        self._empty_frames = 0
-        self._untold = streams_untold
+        self._block = b""  # field block that is coming, of a HEADERS frame with these flags:
+        self._block_flags = 0
+        self._block_frames = 0  # CONTINUATION frames of it so far
+        self._block_stream = 0  # 0 for none
+        self._window = frames.WINDOW_BYTES  # of the connection: what we may send
+        self._initial_window = frames.WINDOW_BYTES  # of streams, for us
+        self._streams_max = streams_untold
+        self._owed = 0  # credit of the connection not given back yet: what its window lacks
+        self._control_bytes = 0  # of the peer's frames that ask for an answer, since the last were sent
+        self._empty_frames = 0  # in a row
+        self._credit_frames = 0
+        self._going = False  # a GOAWAY of ours was made
+        self._broken_by: ConnectionBroken | None = None
         self.settled = False
         self.unread_bytes = 0
-        self.wants_send = True
+        self.waiting_bytes = 0
+        self._send(frames.opening())
 
     # -- out ------------------------------------------------------------------------------------------------------
     @property
@@ -334,13 +171,12 @@ class Http2Codec:
     @property
     def streams_max(self) -> int:
         """Streams that may be open at once, now."""
-        allowed: int = self._h2.remote_settings.max_concurrent_streams if self.settled else self._untold
-        return min(allowed, limits.H2_STREAMS_MAX)
+        return min(self._streams_max, limits.H2_STREAMS_MAX)
 
     @property
     def begun(self) -> int:
         """Streams opened so far."""
-        return (self._h2.highest_outbound_stream_id + 1) // 2
+        return self._next_id // 2
 
     @property
     def laden(self) -> bool:
@@ -355,24 +191,32 @@ class Http2Codec:
     @property
     def exhausted(self) -> bool:
         """True where no stream number is left."""
-        return self._h2.highest_outbound_stream_id >= self._h2.HIGHEST_ALLOWED_STREAM_ID - 2
+        return self._next_id >= frames.STREAM_ID_MAX
 
     def data_to_send(self) -> bytes:
         """Give, and forget, the frames that wait."""
+        out = self._out
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
         self.wants_send = False
-        self._control_bytes = 0
-        data: bytes = self._h2.data_to_send()
-        if self._extra:
-            data += bytes(self._extra)
-            self._extra.clear()
-        return data
+        self.waiting_bytes = self._control_bytes = 0
+        return bytes(data)
+
+    def _send(self, frame: bytes, data: bytes | memoryview = b"") -> None:
+        """Add a frame to what waits; large `data` is not copied before it is sent."""
+        self._out.append(frame)
+        self.waiting_bytes += len(frame)
+        self.wants_send = True
+        if data:
+            self._out.append(data)
+            self.waiting_bytes += len(data)
 
     def open(self, request: Encoded, *, ended: bool) -> int:
         """Begin a stream with the head of a request; give its number. `open_streams` must be below `streams_max`."""
-        stream_id: int = self._h2.get_next_available_stream_id()
-        self._h2.send_headers(stream_id, request.fields, end_stream=ended)
-        self._streams[stream_id] = _Track(is_head=request.is_head, local_done=ended)
-        self.wants_send = True
+        stream_id = self._next_id
+        self._next_id = stream_id + 2
+        self._send(frames.fields_frames(stream_id, self._encoder.encode(request.fields), ended=ended))
+        self._streams[stream_id] = _Track(self._initial_window, is_head=request.is_head, local_done=ended)
         return stream_id
 
     def is_open(self, stream_id: int) -> bool:
@@ -380,277 +224,431 @@ class Http2Codec:
         return stream_id in self._streams
 
     def sendable(self, stream_id: int) -> int:
-        """Give the size of the largest DATA frame the stream may send now; 0 or less for none."""
-        if stream_id not in self._streams:
-            return 0
-        window: int = self._h2.local_flow_control_window(stream_id)
-        size: int = min(window, self._h2.max_outbound_frame_size, limits.H2_FRAME_BYTES_MAX)
-        return size
+        """Give the size of the largest DATA frame the stream may send now; 0 for an empty one, below it for none."""
+        track = self._streams.get(stream_id)
+        return 0 if track is None else min(track.window, self._window, frames.FRAME_BYTES_LEAST)
 
     def send_data(self, stream_id: int, data: bytes | memoryview, *, ended: bool) -> None:
-        """Add a DATA frame, of at most `sendable` bytes."""
-        self._h2.send_data(stream_id, data, end_stream=ended)
-        self.wants_send = True
-        if ended:
-            self._streams[stream_id].local_done = True
-            self._forget_if_done(stream_id)
+        """Add a DATA frame to an open stream. `data` must stay as it is until it has been sent.
 
-    def reset(self, stream_id: int, code: ErrorCodes) -> bool:
+        Raises:
+            ValueError: it is more than `sendable`.
+        """
+        track, size = self._streams[stream_id], len(data)
+        if size > max(0, self.sendable(stream_id)):
+            raise ValueError(f"{size} bytes do not fit the windows of stream {stream_id}")
+        track.window -= size
+        self._window -= size
+        self._credit_frames = 0
+        self._send(frames.header(size, frames.DATA, frames.END_STREAM if ended else 0, stream_id), data)
+        if ended:
+            track.local_done = True
+            if track.remote_done:
+                del self._streams[stream_id]
+
+    def reset(self, stream_id: int, code: ErrorCode) -> bool:
         """End a stream at once; False where it had ended by itself and nothing needs to be said."""
         if self._streams.pop(stream_id, None) is None:
             return False
-        try:
-            self._h2.reset_stream(stream_id, code)
-        except h2.exceptions.StreamClosedError:
-            return False  # a malformed answer that was whole
-        self.wants_send = True
+        self._send(frames.rst_stream(stream_id, code))
         return True
 
     def ping(self, data: bytes) -> None:
         """Ask for a `PingAck` with the same 8 bytes."""
-        self._h2.ping(data)
-        self.wants_send = True
+        self._send(frames.header(8, frames.PING, 0, 0), data)
 
-    def goaway(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """Say that we are going; nothing can be sent after it."""
-        self._h2.close_connection(code)
-        self.wants_send = True
+    def goaway(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
+        """Say, once, that we are going; nothing is to be sent after it."""
+        if not self._going:
+            self._going = True
+            self._send(frames.goaway(code))
 
     def consumed(self, stream_id: int, size: int) -> None:
         """Give back the credit for `size` bytes of a stream that have been read or thrown away."""
         self.unread_bytes -= size
         track = self._streams.get(stream_id)
-        if track is not None and not track.remote_done:
-            track.owed += size
-            if track.owed >= limits.H2_STREAM_WINDOW_BYTES // 4:
-                self._h2.increment_flow_control_window(track.owed, stream_id)
-                track.owed = 0
-                self.wants_send = True
-        self._give_credit()
+        if track is not None:
+            self._owe(stream_id, track, size)
+        if self._owed >= limits.H2_CONNECTION_WINDOW_BYTES // 4:
+            self._give_credit()
+
+    def _owe(self, stream_id: int, track: _Track, size: int) -> None:
+        """Give the stream's credit back, in large pieces and as long as more of it is to come."""
+        track.owed += size
+        if track.owed >= limits.H2_STREAM_WINDOW_BYTES // 4 and not (track.remote_done or track.malformed):
+            self._send(frames.window_update(stream_id, track.owed))
+            track.unreturned -= track.owed
+            track.owed = 0
 
     def _give_credit(self) -> None:
         """Give the connection's credit back, except for what is unread above `limits.H2_UNREAD_BYTES`."""
         size = self._owed - max(0, self.unread_bytes - limits.H2_UNREAD_BYTES)
         if size >= limits.H2_CONNECTION_WINDOW_BYTES // 4:
-            self._h2.increment_flow_control_window(size)
+            self._send(frames.window_update(0, size))
             self._owed -= size
-            self.wants_send = True
-
-    def _forget_if_done(self, stream_id: int) -> None:
-        track = self._streams.get(stream_id)
-        if track is not None and track.local_done and track.remote_done:
-            del self._streams[stream_id]
 
     # -- in -------------------------------------------------------------------------------------------------------
     def receive_data(self, data: bytes) -> Iterator[Event]:
         """Take the peer's next bytes and tell what they bring; between two events the codec may be used.
 
+        All events are to be taken: what is left in an iterator is lost.
+
         Raises:
             ConnectionBroken: they break HTTP/2, or pass a bound. What came before has been told.
         """
+        if self._broken_by is not None:
+            raise self._broken_by
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
         position, end = 0, len(data)
-        while end - position >= _HEADER_BYTES:
-            size = int.from_bytes(data[position : position + 3], "big")
-            if size > limits.H2_FRAME_BYTES_MAX:
-                raise self._broken(f"a frame of {size} bytes", ErrorCodes.FRAME_SIZE_ERROR)
-            after = position + _HEADER_BYTES + size
+        while end - position >= frames.HEADER_BYTES:
+            high, low, kind, flags, stream_id = frames.parse_header(data, position)
+            stream_id &= frames.STREAM_ID_MAX
+            begin = position + frames.HEADER_BYTES
+            after = begin + (high << 8) + low
+            if after - begin > limits.H2_FRAME_BYTES_MAX:
+                raise self._too_large(data[position:], after - begin)
             if after > end:
                 break
-            yield from self._receive_frame(data[position:after])
             position = after
+            if self._block_stream or not self.settled:
+                self._check_order(kind, flags, stream_id)
+            if kind == frames.DATA:
+                event = self._on_data(stream_id, flags, data, begin, after)
+            elif kind == frames.HEADERS:
+                event = self._on_headers(stream_id, flags, data, begin, after)
+            else:
+                handler = _HANDLERS.get(kind)
+                if handler is None:
+                    self._count_empty()
+                    continue
+                event = handler(self, stream_id, flags, data[begin:after])
+            if event is not None:
+                yield event
         self._buffer = data[position:]
 
-    def _receive_frame(self, frame: bytes) -> Iterator[Event]:
-        kind, flags = frame[3], frame[4]
-        stream_id = int.from_bytes(frame[5:9], "big") & 0x7FFF_FFFF
-        size = len(frame) - _HEADER_BYTES
-        if self._block_bytes and kind != _CONTINUATION:
-            raise self._broken("a header block is interrupted", ErrorCodes.PROTOCOL_ERROR)
-        if kind == _DATA and stream_id:
-            yield from self._receive_data_frame(frame, stream_id, flags, size)
-            return
-        if kind == _GOAWAY and not stream_id and size >= 8:
-            last, code = struct.unpack_from(">LL", frame, _HEADER_BYTES)
-            yield GoAway(last & 0x7FFF_FFFF, code)
-            return
-        if kind in (_RST_STREAM, _WINDOW_UPDATE) and stream_id and self._is_past(stream_id):
-            return
-        if kind in (_HEADERS, _CONTINUATION):
-            self._count_block(kind, flags, size)
-            if kind == _HEADERS and self._is_past(stream_id):
-                self.wants_send = True
-                yield Late()
-        elif kind in (_SETTINGS, _PING):
-            self._count_control(size)
-        elif kind not in (_RST_STREAM, _PUSH_PROMISE, _WINDOW_UPDATE, _GOAWAY):
-            self._count_empty()
-        for event in self._feed(frame):
-            yield from self._told(event, size)
+    def _broken(self, what: str, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> ConnectionBroken:
+        self.goaway(code)
+        self._broken_by = ConnectionBroken(what, code)
+        return self._broken_by
 
-    def _is_past(self, stream_id: int) -> bool:
-        """Say whether a stream was ours and is over."""
-        return stream_id % 2 == 1 and stream_id <= self._h2.highest_outbound_stream_id and (
-            stream_id not in self._streams
-        )  # fmt: skip
+    def _too_large(self, data: bytes, size: int) -> ConnectionBroken:
+        if not self.settled and data.startswith(b"HTTP/"):
+            return self._broken("it answers in HTTP/1")
+        return self._broken(f"a frame of {size} bytes", ErrorCode.FRAME_SIZE_ERROR)
 
-    def _count_block(self, kind: int, flags: int, size: int) -> None:
-        self._block_bytes += size + 1
-        if self._block_bytes > limits.HTTP_HEAD_BYTES_MAX:
-            raise self._broken(f"a head of more than {limits.HTTP_HEAD_BYTES_MAX} bytes", ErrorCodes.ENHANCE_YOUR_CALM)
-        if flags & 0x4:  # END_HEADERS
-            self._block_bytes = 0
+    def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
+        """Have SETTINGS come first (section 3.4), and nothing come within a field block (section 4.3)."""
+        if not self.settled:
+            if kind != frames.SETTINGS or flags & frames.ACK:
+                raise self._broken("it does not begin with SETTINGS")
+        elif kind != frames.CONTINUATION or stream_id != self._block_stream:
+            raise self._broken(f"the head on stream {self._block_stream} is interrupted by a frame of type {kind}")
 
-    def _count_control(self, size: int) -> None:
-        self.wants_send = True
-        self._control_bytes += size + _HEADER_BYTES
-        if self._control_bytes > limits.H2_CONTROL_BYTES_MAX:
-            raise self._broken("it asks for more than it takes answers", ErrorCodes.ENHANCE_YOUR_CALM)
+    def _check_size(self, name: str, size: int, right: int) -> None:
+        if size != right:
+            raise self._broken(f"{name} of {size} bytes instead of {right}", ErrorCode.FRAME_SIZE_ERROR)
+
+    def _check_connections(self, name: str, stream_id: int) -> None:
+        """Raise where a frame of the whole connection comes on a stream."""
+        if stream_id:
+            raise self._broken(f"{name} on stream {stream_id}")
+
+    def _track(self, name: str, stream_id: int) -> _Track | None:
+        """Give the stream of a frame, None where it is over; raise where it never was."""
+        track = self._streams.get(stream_id)
+        if track is None and (stream_id >= self._next_id or stream_id % 2 == 0):
+            raise self._broken(f"{name} on stream {stream_id}, which was not opened")
+        return track
 
     def _count_empty(self) -> None:
         self._empty_frames += 1
         if self._empty_frames > limits.H2_EMPTY_FRAMES_MAX:
-            raise self._broken("frames that bring nothing, without end", ErrorCodes.ENHANCE_YOUR_CALM)
+            raise self._broken("frames that bring nothing, without end", ErrorCode.ENHANCE_YOUR_CALM)
 
-    def _receive_data_frame(self, frame: bytes, stream_id: int, flags: int, size: int) -> Iterator[Event]:
-        track = self._streams.get(stream_id)
-        if track is None and self._is_past(stream_id):
-            # Sent before our reset got there. The peer has taken it off the connection's window; h2 never sees it.
-            if size:
-                self._extra += struct.pack(">HBBBLL", 0, 4, _WINDOW_UPDATE, 0, 0, size)
-                self.wants_send = True
-            return
-        padding = 0
-        if flags & _PADDED:
-            padding = (frame[_HEADER_BYTES] if size else 0) + 1
-        length, ended = size - padding, bool(flags & _END_STREAM)
-        if track is not None and length >= 0:
-            what = _body_fault(track, length, ended=ended)
-            if what:
-                yield from self._drop(stream_id, track, size, what)
-                return
-            if track.bodiless and track.expected and ended:
-                # Right, but h2 would miss the bytes that Content-Length speaks of.
-                self._end_remote(stream_id, track)
-                self.reset(stream_id, ErrorCodes.NO_ERROR)
-                yield Ended(stream_id)
-                return
-        for event in self._feed(frame):
-            if isinstance(event, h2.events.DataReceived) and track is not None:
-                self._owed += size
-                if length:
-                    self._empty_frames = 0
-                elif not ended:
-                    self._count_empty()
-                track.received += length
-                track.owed += padding
-                self.unread_bytes += length
-                if not length:
-                    self.consumed(stream_id, 0)  # padding is nobody's to read
-                if ended:
-                    self._end_remote(stream_id, track)
-                self._give_credit()
-                yield Data(stream_id, event.data or b"", ended)
+    def _count_control(self, size: int) -> None:
+        self._control_bytes += size + frames.HEADER_BYTES
+        if self._control_bytes > limits.H2_CONTROL_BYTES_MAX:
+            raise self._broken("it asks for more than it takes answers", ErrorCode.ENHANCE_YOUR_CALM)
 
-    def _drop(self, stream_id: int, track: _Track, size: int, what: str) -> Iterator[Event]:
-        """Tell that an answer breaks HTTP, without h2's knowing of the frame."""
-        self._extra += struct.pack(">HBBBLL", 0, 4, _WINDOW_UPDATE, 0, 0, size) if size else b""
-        self.wants_send = True
-        track.remote_done = False
-        yield Malformed(stream_id, what)
+    def _padding(self, name: str, data: bytes, begin: int, after: int) -> int:
+        """Give the bytes of padding (section 6.1), with the one that tells them."""
+        padding = data[begin] + 1 if after > begin else 1
+        if padding > after - begin:
+            raise self._broken(f"the padding of {name} is longer than its frame")
+        return padding
 
     def _end_remote(self, stream_id: int, track: _Track) -> None:
         track.remote_done = True
-        self._forget_if_done(stream_id)
+        if track.local_done:
+            del self._streams[stream_id]
 
-    def _feed(self, frame: bytes) -> list[h2.events.Event]:
-        try:
-            return self._h2.receive_data(frame)
-        except h2.exceptions.ProtocolError as error:
-            self.wants_send = True
-            raise ConnectionBroken(str(error).splitlines()[0][:200].lower() or type(error).__name__) from error
+    def _malformed(self, stream_id: int, track: _Track, what: str, *, ended: bool) -> Malformed:
+        track.malformed = True
+        if ended:
+            self._end_remote(stream_id, track)
+        return Malformed(stream_id, what, ErrorCode.PROTOCOL_ERROR)
 
-    def _broken(self, what: str, code: ErrorCodes) -> ConnectionBroken:
-        self.goaway(code)
-        return ConnectionBroken(what)
+    # -- DATA (section 6.1) ---------------------------------------------------------------------------------------
+    def _on_data(self, stream_id: int, flags: int, data: bytes, begin: int, after: int) -> Event | None:
+        track = self._streams.get(stream_id) or self._track("DATA", stream_id)
+        size = after - begin
+        self._owed += size
+        if self._owed > limits.H2_CONNECTION_WINDOW_BYTES:
+            raise self._broken("DATA beyond the window of the connection", ErrorCode.FLOW_CONTROL_ERROR)
+        padding = self._padding("DATA", data, begin, after) if flags & frames.PADDED else 0
+        length = size - padding
+        ended = flags & frames.END_STREAM != 0
+        if length:
+            self._empty_frames = 0
+        elif not ended or track is None:
+            self._count_empty()
+        event: Event | None = None
+        if track is not None:
+            if padding:
+                begin, after = begin + 1, begin + 1 + length
+            event = self._on_body(stream_id, track, data[begin:after], size, ended=ended)
+        if self._owed >= limits.H2_CONNECTION_WINDOW_BYTES // 4:
+            self._give_credit()
+        return event
 
-    def _told(self, event: h2.events.Event, size: int) -> Iterator[Event]:
-        if isinstance(event, h2.events.ResponseReceived):
-            yield from self._answer(
-                event.stream_id or 0, event.headers or [], size, ended=event.stream_ended is not None
+    def _on_body(self, stream_id: int, track: _Track, piece: bytes, size: int, *, ended: bool) -> Event | None:
+        if track.remote_done:
+            raise self._broken(f"DATA after the end of stream {stream_id}", ErrorCode.STREAM_CLOSED)
+        track.unreturned += size
+        if track.unreturned > limits.H2_STREAM_WINDOW_BYTES:
+            raise self._broken(f"DATA beyond the window of stream {stream_id}", ErrorCode.FLOW_CONTROL_ERROR)
+        length = len(piece)
+        if not track.malformed:
+            what = _body_fault(track, length, ended=ended)
+            if what:
+                return self._malformed(stream_id, track, what, ended=ended)
+        if ended:
+            self._end_remote(stream_id, track)
+        if track.malformed:
+            return None
+        track.received += length
+        self.unread_bytes += length
+        if size != length:
+            self._owe(stream_id, track, size - length)  # padding is nobody's to read
+        return Data(stream_id, piece, ended)
+
+    # -- HEADERS and CONTINUATION (sections 6.2 and 6.10) ---------------------------------------------------------
+    def _on_headers(self, stream_id: int, flags: int, data: bytes, begin: int, after: int) -> Event | None:
+        if stream_id not in self._streams:
+            self._track("HEADERS", stream_id)
+        if flags & (frames.PADDED | frames.PRIORITIZED):
+            if flags & frames.PADDED:
+                padding = self._padding("HEADERS", data, begin, after)
+                begin, after = begin + 1, after - padding + 1
+            if flags & frames.PRIORITIZED:
+                begin += 5
+            if begin > after:
+                raise self._broken("HEADERS too short for its priority", ErrorCode.FRAME_SIZE_ERROR)
+        if flags & frames.END_HEADERS:
+            return self._on_block(stream_id, data[begin:after], ended=flags & frames.END_STREAM != 0)
+        self._block, self._block_flags, self._block_stream, self._block_frames = data[begin:after], flags, stream_id, 0
+        return None
+
+    def _on_continuation(self, stream_id: int, flags: int, payload: bytes) -> Event | None:
+        if not self._block_stream:
+            raise self._broken(f"CONTINUATION on stream {stream_id}, where no head is coming")
+        self._block_frames += 1
+        self._block += payload
+        if len(self._block) > limits.HTTP_HEAD_BYTES_MAX or self._block_frames > limits.H2_CONTINUATIONS_MAX:
+            raise self._broken(
+                f"a head of more than {limits.HTTP_HEAD_BYTES_MAX} bytes or {limits.H2_CONTINUATIONS_MAX} frames",
+                ErrorCode.ENHANCE_YOUR_CALM,
             )
-        elif isinstance(event, h2.events.InformationalResponseReceived):
-            yield from self._interim(event.stream_id or 0, size)
-        elif isinstance(event, h2.events.TrailersReceived):
-            yield from self._trailers(event.stream_id or 0, event.headers or [])
-        elif isinstance(event, h2.events.StreamReset):
-            stream_id = event.stream_id or 0
-            track = self._streams.pop(stream_id, None)
-            if track is not None:
-                self.wants_send = self.wants_send or not event.remote_reset
-                yield Reset(stream_id, int(event.error_code or 0), track.remote_done)
-        elif isinstance(event, h2.events.PingAckReceived):
-            yield PingAck(event.ping_data or b"")
-        elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
-            self.settled = self.settled or isinstance(event, h2.events.RemoteSettingsChanged)
-            yield Changed()
+        if not flags & frames.END_HEADERS:
+            return None
+        block, self._block, self._block_stream = self._block, b"", 0
+        return self._on_block(stream_id, block, ended=self._block_flags & frames.END_STREAM != 0)
 
-    def _answer(self, stream_id: int, headers: list[tuple[bytes, bytes]], size: int, *, ended: bool) -> Iterator[Event]:
+    def _on_block(self, stream_id: int, block: bytes, *, ended: bool) -> Event | None:
+        """Read a whole field block, whatever it belongs to: it may change the header table."""
+        try:
+            answer = self._decoder.answer(block)
+        except OversizedHeaderListError:
+            what = f"a head of more than {limits.HTTP_HEAD_BYTES_MAX} bytes, or one that becomes so"
+            raise self._broken(what, ErrorCode.ENHANCE_YOUR_CALM) from None
+        except HPACKError:  # its text quotes the block
+            raise self._broken("a field block that cannot be read", ErrorCode.COMPRESSION_ERROR) from None
         track = self._streams.get(stream_id)
+        if track is None or track.malformed:
+            self._count_empty()
         if track is None:
-            return
+            return None
+        if track.remote_done:
+            raise self._broken(f"HEADERS after the end of stream {stream_id}", ErrorCode.STREAM_CLOSED)
+        if track.malformed:
+            if ended:
+                self._end_remote(stream_id, track)
+            return None
+        if track.got_head:
+            return self._on_trailers(stream_id, track, answer, ended=ended)
+        what = answer.fault or ("" if answer.status else "it has no status")
+        if what:
+            return self._malformed(stream_id, track, what, ended=ended)
+        if answer.status < 200:
+            return self._on_interim(stream_id, track, answer.status, len(block), ended=ended)
+        return self._on_head(stream_id, track, answer, ended=ended)
+
+    def _on_head(self, stream_id: int, track: _Track, answer: Answer, *, ended: bool) -> Event:
         self._empty_frames = 0
         track.got_head = True
-        what = _head_fault(headers)
-        if what:
-            yield Malformed(stream_id, what)
-            return
-        status, fields = int(headers[0][1]), [(name, value) for name, value in headers[1:]]
-        lengths = [value for name, value in fields if name == b"content-length"]
+        status, length = answer.status, answer.length
         track.bodiless = track.is_head or status in (204, 304)
-        if len(lengths) > 1:
-            yield Malformed(stream_id, "the content length is not one number")
-            return
-        track.expected = int(lengths[0]) if lengths else None
-        if track.expected is not None and track.expected > limits.H2_LARGE_BYTES and not track.bodiless:
-            self._large[stream_id] = None
+        track.expected = length
+        if length and not track.bodiless:
+            if ended:
+                return self._malformed(stream_id, track, f"the body ended {length} bytes short", ended=True)
+            if length > limits.H2_LARGE_BYTES:
+                self._large[stream_id] = None
         if ended:
-            if track.expected and not track.bodiless:
-                yield Malformed(stream_id, f"the body ended {track.expected} bytes short")
-                return
             self._end_remote(stream_id, track)
-        yield Head(stream_id, status, fields, ended)
+        return Head(stream_id, status, answer.fields.copy(), ended)
 
-    def _interim(self, stream_id: int, size: int) -> Iterator[Event]:
-        track = self._streams.get(stream_id)
-        if track is None:
-            return
-        track.fields_bytes += size
+    def _on_interim(self, stream_id: int, track: _Track, status: int, size: int, *, ended: bool) -> Event:
+        track.fields_bytes += size + frames.HEADER_BYTES
+        if status == 101 or ended:
+            what = "the answer 101, which HTTP/2 does not have" if status == 101 else "it ended with an interim answer"
+            return self._malformed(stream_id, track, what, ended=ended)
         if track.fields_bytes > limits.HTTP_HEAD_BYTES_MAX:
-            yield Malformed(stream_id, f"interim answers of more than {limits.HTTP_HEAD_BYTES_MAX} bytes")
-        else:
-            yield Interim(stream_id)
+            what = f"interim answers of more than {limits.HTTP_HEAD_BYTES_MAX} bytes"
+            return self._malformed(stream_id, track, what, ended=False)
+        return Interim(stream_id)
 
-    def _trailers(self, stream_id: int, headers: list[tuple[bytes, bytes]]) -> Iterator[Event]:
-        track = self._streams.get(stream_id)
-        if track is None:
-            return
-        what = _fields_fault(headers)
-        if not what and track.expected is not None and not track.bodiless and track.received != track.expected:
+    def _on_trailers(self, stream_id: int, track: _Track, answer: Answer, *, ended: bool) -> Event:
+        what = answer.fault
+        if answer.status:
+            what = "a second head"
+        elif not ended:
+            what = what or "trailers that do not end it"
+        elif not what and track.expected is not None and not track.bodiless and track.received != track.expected:
             what = f"the body ended {track.expected - track.received} bytes short"
         if what:
-            yield Malformed(stream_id, what)
-            return
+            return self._malformed(stream_id, track, what, ended=ended)
         self._end_remote(stream_id, track)
-        yield Ended(stream_id)
+        return Ended(stream_id)
+
+    # -- the other frames (sections 6.3 to 6.9) -------------------------------------------------------------------
+    def _on_priority(self, stream_id: int, flags: int, payload: bytes) -> None:
+        if not stream_id:
+            raise self._broken("PRIORITY on no stream")
+        self._check_size("PRIORITY", len(payload), 5)
+        self._count_empty()
+
+    def _on_rst_stream(self, stream_id: int, flags: int, payload: bytes) -> Event | None:
+        track = self._track("RST_STREAM", stream_id)
+        self._check_size("RST_STREAM", len(payload), 4)
+        if track is None:
+            self._count_empty()
+            return None
+        del self._streams[stream_id]
+        if track.malformed:
+            return None
+        return Reset(stream_id, int.from_bytes(payload, "big"), track.remote_done)
+
+    def _on_settings(self, stream_id: int, flags: int, payload: bytes) -> Event | None:
+        self._check_connections("SETTINGS", stream_id)
+        self._count_control(len(payload))
+        if flags & frames.ACK:
+            self._check_size("SETTINGS with ACK", len(payload), 0)
+            return None
+        if len(payload) % 6:
+            raise self._broken(f"SETTINGS of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
+        if not self.settled:
+            self.settled = True
+            self._streams_max = limits.H2_STREAMS_MAX
+        for name, value in frames.parse_settings(payload):
+            self._set(name, value)
+        self._send(frames.header(0, frames.SETTINGS, frames.ACK, 0))
+        return Changed()
+
+    def _set(self, name: int, value: int) -> None:
+        """Take one setting of the peer (section 6.5.2); unknown ones mean nothing."""
+        if name == Setting.HEADER_TABLE_SIZE:
+            self._encoder.header_table_size = value
+        elif name == Setting.ENABLE_PUSH:
+            if value:
+                raise self._broken(f"SETTINGS_ENABLE_PUSH of {value} from a server")
+        elif name == Setting.MAX_CONCURRENT_STREAMS:
+            self._streams_max = value
+        elif name == Setting.INITIAL_WINDOW_SIZE:
+            if value > frames.WINDOW_MAX:
+                raise self._broken(f"SETTINGS_INITIAL_WINDOW_SIZE of {value}", ErrorCode.FLOW_CONTROL_ERROR)
+            change, self._initial_window = value - self._initial_window, value
+            for number, track in self._streams.items():
+                track.window += change
+                if track.window > frames.WINDOW_MAX:
+                    what = f"SETTINGS_INITIAL_WINDOW_SIZE of {value} makes the window of stream {number} too large"
+                    raise self._broken(what, ErrorCode.FLOW_CONTROL_ERROR)
+        elif name == Setting.MAX_FRAME_SIZE and not frames.FRAME_BYTES_LEAST <= value < 2**24:
+            raise self._broken(f"SETTINGS_MAX_FRAME_SIZE of {value}")  # else: we send none larger than the least
+
+    def _on_push_promise(self, stream_id: int, flags: int, payload: bytes) -> None:
+        raise self._broken(f"PUSH_PROMISE on stream {stream_id}, though push is off")
+
+    def _on_ping(self, stream_id: int, flags: int, payload: bytes) -> Event | None:
+        self._check_connections("PING", stream_id)
+        self._check_size("PING", len(payload), 8)
+        self._count_control(len(payload))
+        if flags & frames.ACK:
+            return PingAck(payload)
+        self._send(frames.header(8, frames.PING, frames.ACK, 0), payload)
+        return None
+
+    def _on_goaway(self, stream_id: int, flags: int, payload: bytes) -> Event:
+        self._check_connections("GOAWAY", stream_id)
+        if len(payload) < 8:
+            raise self._broken(f"GOAWAY of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
+        self._count_empty()
+        last = int.from_bytes(payload[:4], "big") & frames.STREAM_ID_MAX
+        return GoAway(last, int.from_bytes(payload[4:8], "big"))
+
+    def _on_window_update(self, stream_id: int, flags: int, payload: bytes) -> Event | None:
+        track = self._track("WINDOW_UPDATE", stream_id) if stream_id else None
+        self._check_size("WINDOW_UPDATE", len(payload), 4)
+        self._credit_frames += 1
+        if self._credit_frames > limits.H2_CREDIT_FRAMES_MAX:
+            raise self._broken("credit without end", ErrorCode.ENHANCE_YOUR_CALM)
+        size = int.from_bytes(payload, "big") & frames.WINDOW_MAX
+        if not stream_id:
+            self._window += size
+            if not size:
+                raise self._broken("WINDOW_UPDATE by nothing")
+            if self._window > frames.WINDOW_MAX:
+                raise self._broken("the window of the connection becomes too large", ErrorCode.FLOW_CONTROL_ERROR)
+            return Changed()
+        if track is None or track.malformed:
+            return None
+        track.window += size
+        if not size or track.window > frames.WINDOW_MAX:
+            track.malformed = True
+            if not size:
+                return Malformed(stream_id, "WINDOW_UPDATE by nothing", ErrorCode.PROTOCOL_ERROR)
+            return Malformed(stream_id, "its window becomes too large", ErrorCode.FLOW_CONTROL_ERROR)
+        return None if track.local_done else Changed()
 
 
-# -- what makes an answer malformed (RFC 9113 section 8.1.1) ----------------------------------------------------------
+_HANDLERS: Final = {
+    frames.PRIORITY: Http2Codec._on_priority,
+    frames.RST_STREAM: Http2Codec._on_rst_stream,
+    frames.SETTINGS: Http2Codec._on_settings,
+    frames.PUSH_PROMISE: Http2Codec._on_push_promise,
+    frames.PING: Http2Codec._on_ping,
+    frames.GOAWAY: Http2Codec._on_goaway,
+    frames.WINDOW_UPDATE: Http2Codec._on_window_update,
+    frames.CONTINUATION: Http2Codec._on_continuation,
+}
+
+
 def _body_fault(track: _Track, length: int, *, ended: bool) -> str:
+    """Say what is wrong with a piece of a body (RFC 9113 section 8.1.1); empty for nothing."""
     if not track.got_head:
-        return ""  # h2 says so
+        return "a body before its head"
     if track.bodiless:
         return "a body where there is none" if length else ""
     if track.expected is None:
@@ -659,22 +657,3 @@ def _body_fault(track: _Track, length: int, *, ended: bool) -> str:
     if missing < 0:
         return f"the body is longer than its Content-Length, {track.expected}"
     return f"the body ended {missing} bytes short" if ended and missing else ""
-
-
-def _head_fault(headers: list[tuple[bytes, bytes]]) -> str:
-    if not headers or headers[0][0] != b":status" or not _STATUS.fullmatch(headers[0][1]):
-        return "it has no status"
-    return _fields_fault(headers[1:])
-
-
-def _fields_fault(fields: list[tuple[bytes, bytes]]) -> str:
-    if len(fields) > limits.HTTP_HEADERS_MAX:
-        return f"more than {limits.HTTP_HEADERS_MAX} fields"
-    for name, value in fields:
-        if not _NAME.fullmatch(name):
-            return "a field name that is none"  # also a pseudo-header field in the wrong place
-        if not _VALUE.fullmatch(value):
-            return "a control character in a field"
-        if name in _CONNECTION_SPECIFIC:
-            return f"the field {name.decode()}, which belongs to HTTP/1"
-    return ""

@@ -150,10 +150,11 @@ class Exchange:
         """Give the next bytes of the body and whether they are the last; None where there are none now.
 
         Args:
-            size_max: of the frame they go in; 0 or less: only an empty last one may go.
+            size_max: of the frame they go in; 0: only an empty last one may go; below it, which it is when the peer has
+                made its windows smaller, none: some servers break the connection over it.
         """
         out = self._out
-        if out is None or (out and size_max <= 0):
+        if out is None or size_max < 0 or (out and not size_max):
             return None
         piece, rest = out[:size_max], out[size_max:]
         self._out = rest or None

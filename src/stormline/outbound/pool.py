@@ -351,14 +351,12 @@ class HttpPool:
     async def _exchange_shared(
         self, slot: Held, request: HttpRequest, times: Times, progress: Progress
     ) -> HttpResponse:
-        from stormline.outbound import http2_codec
-
         if slot.shared is None:
             raise errors.LocalProtocolError("the connection is not shared")
         began = asyncio.get_running_loop().time()
         try:
             return await slot.shared.exchange(
-                http2_codec.encode(request),
+                slot.shared.encode(request),
                 deadline_at=times.body_by,
                 head_by=times.head_by,
                 read_timeout_s=times.read_timeout_s,
