@@ -8,8 +8,10 @@ import msgspec
 from backports import zstd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from stormline.client import memory
 from stormline.outbound import http2_codec
 from stormline.outbound.messages import HttpRequest
+from stormline.policy import snapshot
 from stormline.telemetry import report
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
 from stormline.wire import bundle, frames, httpsig, jws, plan, tokens
@@ -209,3 +211,32 @@ def coded_bodies() -> list[bytes]:
         brotli.compress(packed),
         zstd.compress(text) + zstd.compress(b"more", options={zstd.CompressionParameter.checksum_flag: 1}),
     ]
+
+
+def network_files() -> list[bytes]:
+    """What a client keeps of a network: nothing, and everything."""
+    host = snapshot.HostRecord(
+        HOST,
+        NOW,
+        uses=3.5,
+        tls_port=443,
+        ipv6=snapshot.FamilyRecord(2, NOW - 5),
+        addresses=(
+            snapshot.AddressRecord("192.0.2.1", 443, "", NOW, 0b101, True, NOW + 60, None),
+            snapshot.AddressRecord("2001:db8::1", 8443, "h3", NOW - 9, 0, False, 0, 31),
+        ),
+        rtt=(3, 9, 51),
+        paths=(snapshot.PathRecord("00112233aabbccdd", (7, 8), 1200),),
+        protocols=(snapshot.ProtocolRecord("h2", 3.25, 1.0, 80, NOW), snapshot.ProtocolRecord("h1", 0.0, 0.0, None, 0)),
+    )
+    whole = snapshot.NetworkRecord(
+        at=NOW,
+        ipv6=snapshot.FamilyRecord(1, NOW),
+        rtt=(4, 5),
+        up=snapshot.RateRecord(1000.5, NOW),
+        down=snapshot.RateRecord(8e6, NOW - 1),
+        heartbeat_ms=240_000,
+        heartbeat_at=NOW - 60,
+        hosts=(host._replace(host="b.example", at=NOW - 100), host),
+    )
+    return [memory.encode(snapshot.NetworkRecord(at=NOW)), memory.encode(whole)]

@@ -10,10 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuzz import corpus
+from stormline.client import memory
 from stormline.client.decoding import Verifier
-from stormline.core import codes, errors, limits, limits_means
+from stormline.core import codes, errors, limits, limits_means, limits_memory
 from stormline.core.values import parse_address
 from stormline.outbound import http2_codec, proxy_rules
+from stormline.policy import snapshot, strategy
+from stormline.policy.addresses import AddressBook, Candidate
+from stormline.policy.shape import Network, RequestShape
+from stormline.policy.timeouts import TimeoutPolicy
 from stormline.telemetry import report
 from stormline.wire import bundle, frames, httpsig, jws, plan
 from stormline.wire import events as e
@@ -284,6 +289,29 @@ def fuzz_http2(data: bytes) -> None:
     assert _http2(data, 1) == whole, "another cut, another reading"
 
 
+def fuzz_network_memory(data: bytes) -> None:
+    """A file gives ValueError or a record within its bounds that survives writing, and that the policies can take."""
+    try:
+        found = memory.decode(data)
+    except ValueError:
+        return
+    assert len(found.hosts) <= limits_memory.MEMORY_HOSTS_MAX
+    assert memory.decode(memory.encode(found)) == found, "it does not survive writing"
+    assert snapshot.merge(found, found) == found, "it is not what it is joined with itself"
+    network, book, patience = Network("n", "wifi"), AddressBook(), TimeoutPolicy()
+    known = strategy.Strategy(book.worked_within)
+    strategy.recall(found, network, book, patience, known, 1.0, float(corpus.NOW))
+    again = strategy.collect(network, book, patience, known, 2.0, float(corpus.NOW))
+    assert len(memory.encode(again)) <= limits_memory.MEMORY_FILE_BYTES_MAX
+    for host in [each.host for each in found.hosts]:
+        places = [Candidate("192.0.2.1", 443), Candidate("2001:db8::1", 443)]
+        assert book.plan("n", host, places, 3.0), "no address is left"
+        assert set(known.choose("n", host, ("h2", "h1"), 3.0).protocols) == {"h2", "h1"}
+        planned = patience.plan(RequestShape(host=host), network, 3.0, deadline=13.0)
+        assert planned is not None
+        assert 0.0 < planned.first_packet_s <= 10.0, "a time-out beyond the deadline"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A parser under fuzzing: the function that holds its invariant, and valid inputs to start from."""
@@ -305,4 +333,5 @@ TARGETS = {
     "httpsig": Target(run=fuzz_httpsig, seeds=corpus.signed_answers),
     "http2": Target(run=fuzz_http2, seeds=corpus.http2_answers),
     "decoding": Target(run=fuzz_decoding, seeds=corpus.coded_bodies),
+    "network_memory": Target(run=fuzz_network_memory, seeds=corpus.network_files),
 }

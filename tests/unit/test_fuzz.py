@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 ITERATIONS = 400
 NAMES = [
     "frames", "connection_server", "connection_client", "jws", "plan", "bundle", "report", "address", "proxy_settings",
-    "httpsig", "http2", "decoding",
+    "httpsig", "http2", "decoding", "network_memory",
 ]  # fmt: skip
 
 

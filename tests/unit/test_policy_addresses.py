@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stormline.core import limits
+from stormline.core import limits, limits_memory
 from stormline.policy.addresses import AddressBook, AddressOutcome, Candidate, Verdict
 
 NET, HOST = "home", "a.test"
@@ -85,7 +85,18 @@ class TestOrder:
     def test_record_of_yesterday_says_nothing(self):
         book = AddressBook()
         fail(book, ONE, 0.0, 5, other=TWO)
-        assert order(book, [ONE, TWO], limits.ADDRESS_MEMORY_S + 100.0) == [ONE, TWO]
+        assert order(book, [ONE, THREE], limits.ADDRESS_MEMORY_S + 100.0) == [ONE, THREE]
+
+    def test_that_an_address_worked_is_remembered_for_a_week(self):
+        book = AddressBook()
+        tell(book, TWO, Verdict.WORKED, 0.0)
+        assert order(book, [ONE, TWO], limits_memory.MEMORY_LIFE_S - 1.0) == [TWO, ONE]
+        assert order(book, [ONE, TWO], limits_memory.MEMORY_LIFE_S) == [ONE, TWO]
+
+    def test_address_that_never_worked_stays_behind_the_unknown(self):
+        book = AddressBook()
+        tell(book, ONE, Verdict.FAILED, 0.0)
+        assert order(book, [ONE, TWO], limits.ADDRESS_BAN_S + 1.0) == [TWO, ONE]
         tell(book, ONE, Verdict.FAILED, limits.ADDRESS_MEMORY_S + 100.0)
         tell(book, TWO, Verdict.WORKED, limits.ADDRESS_MEMORY_S + 100.0)
         assert order(book, [ONE, TWO], limits.ADDRESS_MEMORY_S + 200.0) == [TWO, ONE]
@@ -222,7 +233,9 @@ class TestFamilies:
         for now in range(10):
             tell(book, SIX, Verdict.FAILED, now)
             tell(book, ONE, Verdict.FAILED, now)
-        assert book._first_family(NET, {4, 6}, 20.0) == 6
+        tell(book, ONE, Verdict.WORKED, 20.0)
+        tell(book, SIX, Verdict.WORKED, 20.0, host="b.test")
+        assert order(book, [ONE, SIX], 20.0 + limits.ADDRESS_BAN_S) == [SIX, ONE]
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -1.0, 2**63, "x"])
@@ -232,3 +245,43 @@ def test_wild_durations_raise_nothing_and_an_address_is_still_chosen(value):
     tell(book, TWO, Verdict.FAILED, 0.0, tried_s=value)
     assert order(book, [ONE, TWO], 1.0)[0] == ONE
     assert book.dropped == (0 if value is None else 2)
+
+
+class TestFamiliesOfHosts:
+    def lose(self, book, now, *, host=HOST):
+        tell(book, ONE, Verdict.WORKED, now, host=host)
+        tell(book, SIX, Verdict.OUTRUN, now, host=host)
+
+    def test_host_that_is_worse_over_ipv6_goes_ipv4_first_where_others_do_well(self):
+        book = AddressBook()
+        for now in range(4):
+            self.lose(book, float(now))
+            tell(book, SIX, Verdict.WORKED, now + 0.5, host="b.test")
+        assert order(book, [SIX, ONE], 5.0) == [ONE, SIX]
+        assert [each.candidate for each in book.plan(NET, "b.test", [SIX, ONE], 5.0)] == [SIX, ONE]
+
+    def test_it_is_found_out_when_the_host_does_well_again(self):
+        book = AddressBook()
+        for now in range(2):
+            self.lose(book, float(now))
+            tell(book, SIX, Verdict.WORKED, now + 0.5, host="b.test")
+        later = 2.0 + limits.FAMILY_REPROBE_S
+        assert order(book, [SIX, ONE], later) == [SIX, ONE]
+        assert order(book, [SIX, ONE], later + 1.0) == [ONE, SIX]
+        tell(book, SIX, Verdict.WORKED, later + 2.0)
+        assert order(book, [SIX, ONE], later + 3.0) == [SIX, ONE]
+
+    def test_request_that_failed_over_ipv6_goes_on_over_ipv4(self):
+        other = Candidate("2001:db8::2", 443, "h2")
+        assert order(AddressBook(), [SIX, other, ONE, TWO], 0.0, left={SIX}) == [ONE, other, TWO, SIX]
+
+    def test_marked_host_goes_ipv4_first(self):
+        book = AddressBook()
+        tell(book, SIX, Verdict.WORKED, 0.0)
+        assert order(book, [SIX, ONE], 1.0, ipv4_first=True) == [ONE, SIX]
+
+    def test_hosts_that_lost_are_bounded(self):
+        book = AddressBook()
+        for number in range(3 * limits.FAMILY_RECORDS_MAX):
+            self.lose(book, 0.0, host=f"h{number}.test")
+        assert len(book._families) <= 2 * limits.FAMILY_RECORDS_MAX

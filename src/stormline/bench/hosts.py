@@ -11,6 +11,7 @@ from stormline.outbound.messages import HttpRequest
 from stormline.outbound.pool import Connector, HttpPool
 from stormline.policy import addresses, shape, timeouts
 from stormline.policy.budget import RetryBudget
+from stormline.policy.strategy import Strategy
 
 HOSTS: Final = 20_000
 ADDRESSES: Final = ("192.0.2.7", "2001:db8::7")
@@ -72,10 +73,12 @@ async def bytes_per_host(hosts: int = HOSTS) -> float:
     try:
         before, _ = tracemalloc.get_traced_memory()
         book, patience, budget = addresses.AddressBook(), timeouts.TimeoutPolicy(), RetryBudget()
+        known = Strategy(book.worked_within)
         pool = HttpPool(cast("Connector", _Connector()), clock, idle_s=0.0)
         for number in range(hosts):
             host = f"host-{number}.example.org"
             _learn(host, float(number), book, patience, budget)
+            known.observe(_NETWORK.id, host, "h2", float(number), worked=True, pace_s=0.08, tls_port=443)
             response = await pool.request(HttpRequest("GET", "https", host, 443, b"/items"), deadline_s=60.0)
             await response.read(100)
             await asyncio.sleep(0)  # the loop's turn: it forgets the timers that were cancelled

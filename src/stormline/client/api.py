@@ -71,6 +71,14 @@ class AsyncClient(httpx2.AsyncClient):
         """Say that the device has another network now; see `AsyncTransport.network_changed`."""
         self._storm.network_changed()
 
+    async def preconnect(self, url: str) -> bool:
+        """Have a connection for the origin of `url`; see `AsyncTransport.preconnect`."""
+        return await self._storm.preconnect(url)
+
+    def forget(self) -> None:
+        """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""
+        self._storm.forget()
+
     def channel(self) -> Channel:
         """Give the duplex channel of this client: calls both ways and pushes.
 
@@ -116,6 +124,14 @@ class Client(httpx2.Client):
     def network_changed(self) -> None:
         """Say that the device has another network now; see `AsyncTransport.network_changed`."""
         self._storm.network_changed()
+
+    def preconnect(self, url: str) -> bool:
+        """Have a connection for the origin of `url`; see `AsyncTransport.preconnect`."""
+        return self._storm.preconnect(url)
+
+    def forget(self) -> None:
+        """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""
+        self._storm.forget()
 
 
 def with_proxy(config: Config, options: dict[str, Any]) -> Config:

@@ -40,11 +40,16 @@ class Config:
         http2: offer HTTP/2 to origins that are asked directly.
         report: send each call's timeline to the platform's APM. It holds host, path, times and outcome; no query
             values, headers, bodies or credentials.
-        store: folder where the device token and the last plan are kept between starts, None to keep nothing.
+        store: folder where the device token, the last plan and what is learned of networks are kept between starts,
+            None to keep nothing.
         proxy: URL of the proxy for everything: `http://`, `https://`, `socks5://` or `socks5h://`, with
             `user:password@` where it wants them. The environment then says nothing about proxies. No `repr` shows it.
         trust_env: take proxies from the environment (`HTTPS_PROXY`, `NO_PROXY` and so on) where `proxy` is None.
         network: kind of network, where the app knows it: `wifi`, `cell`, `wired`.
+        prefer_ipv4: hosts that are worse over IPv6, which is tried there after IPv4: names, or `*.example.com` for all
+            below a name.
+        preconnect: URLs of origins to connect to when the client begins, at most `limits_memory.PRECONNECTS_MAX`; `*`
+            stands for those used most on this network, as far as the store knows it. Nothing is asked of them.
     """
 
     bundle: "Bundle | None" = None
@@ -64,6 +69,8 @@ class Config:
     network: str = "unknown"
     proxy: str | None = None
     trust_env: bool = True
+    prefer_ipv4: tuple[str, ...] = ()
+    preconnect: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -83,6 +90,10 @@ class Config:
 
             object.__setattr__(self, "rules", rules.check_rules(self.rules))
             rules.check_addresses(self.addresses, what="addresses")
+        for name in ("prefer_ipv4", "preconnect"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(each, str) for each in value):
+                raise errors.ConfigError(f"{name}={value!r}: expected a tuple of texts")
         if self.proxy is not None:
             if not isinstance(self.proxy, str):
                 raise errors.ConfigError(f"proxy: expected a URL as text, not {type(self.proxy).__name__}")
@@ -92,6 +103,15 @@ class Config:
                 raise errors.ConfigError(f"proxy: {error}") from None
             if not isinstance(self.proxy, Secret):  # of a Secret it would take the mask
                 object.__setattr__(self, "proxy", Secret(self.proxy))
+
+
+def matches(host: str, patterns: tuple[str, ...]) -> bool:
+    """Say whether one of `Config.prefer_ipv4` means a host, whatever the case of its letters."""
+    host = host.lower()
+    return any(
+        host.endswith(pattern[1:].lower()) if pattern.startswith("*.") else host == pattern.lower()
+        for pattern in patterns
+    )
 
 
 def load_bundle(source: "Bundle | str | os.PathLike[str] | None") -> "Bundle | None":

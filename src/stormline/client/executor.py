@@ -319,7 +319,8 @@ class Executor:
             return
         # A connection that brought something meanwhile says nothing of the path, and must not make us more patient.
         dark = held.heard_at <= lane.asked_at
-        self._steering.unanswered(run, held.peer, waited_s=self._loop.time() - lane.asked_at if dark else None)
+        waited_s = self._loop.time() - lane.asked_at if dark else None
+        self._steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
         if held.peer is not None:
             run.left.add(held.peer)
         if may_open:
@@ -614,6 +615,8 @@ class Executor:
             body_s=body_s,
             answer_bytes=max(0, _length(reply.headers)) if answer_bytes is None else answer_bytes,
             server_timing=field_value(reply.headers, b"server-timing"),
+            protocol=reply.carrier,
+            tls_port=run.request.port if run.request.scheme == "https" else 0,
         )
 
     def _judged(self, lane: Lane, error: errors.TransportError) -> Failed:
@@ -629,7 +632,7 @@ class Executor:
         if held is not None and not reused and not untouched:
             timed_out = isinstance(error, errors.DeadlineExceeded) and lane.asked_at is not None
             waited_s = self._loop.time() - lane.asked_at if timed_out and lane.asked_at is not None else None
-            self._steering.unanswered(run, held.peer, waited_s=waited_s)
+            self._steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
             if held.peer is not None:
                 run.left.add(held.peer)
         if self._h1 and isinstance(error, errors.DeadlineExceeded):
@@ -743,8 +746,11 @@ def _tell_where(lane: Lane) -> None:
     """Tell the trace on which connection an attempt failed, where it came to one."""
     held = lane.held
     if held is not None and held.peer is not None:
-        carrier = _H2 if held.shared is not None else _H1
-        lane.run.trace.failed_on(str(held.peer), carrier, reused=not lane.dialled)
+        lane.run.trace.failed_on(str(held.peer), _spoken(held), reused=not lane.dialled)
+
+
+def _spoken(held: Held) -> str:
+    return _H2 if held.shared is not None else _H1
 
 
 def _tell(trace: CallTrace, reply: Reply) -> None:

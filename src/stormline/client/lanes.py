@@ -116,12 +116,13 @@ class Run:
         asked_at: the loop's time when the request had left; None before, and once the answer began.
         first_byte_s: from then to the head of the answer.
         queued: others were under way when it began.
+        key: it matters more than others; see `steering.Call`.
         bytes_down: of the answer, as far as they are still to come; -1 where nobody knows.
     """
 
     __slots__ = ("_interrupted", "_task", "_waiter", "_won", "answering", "asked_at", "blocked", "body", "bytes_down",
-                 "ends_at", "first_byte_s", "ladder", "left", "limits", "loop", "off", "others", "over", "queued",
-                 "request", "shape", "trace")  # fmt: skip
+                 "ends_at", "first_byte_s", "key", "ladder", "left", "limits", "loop", "off", "others", "over",
+                 "queued", "request", "shape", "trace")  # fmt: skip
     ladder: Ladder
 
     def __init__(
@@ -143,7 +144,7 @@ class Run:
         self.asked_at: float | None = None
         self.first_byte_s: float | None = None
         self.bytes_down = -1
-        self.queued = False
+        self.queued = self.key = call_limits.preset.name == "key"
         self._task: asyncio.Task[object] | None = None  # the caller's, while the first lane runs in it
         self._interrupted = False
         self._won: Reply | None = None

@@ -1,9 +1,12 @@
 """What a client takes from the machine it runs on. Simulation brings another machine; nothing else differs."""
 
+import asyncio
+import contextlib
 import functools
 import os
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -26,6 +29,29 @@ class Trust(Protocol):
     def roles_context(self, ca_pem: bytes | str, alpn: Sequence[str]) -> ssl.SSLContext:
         """See `net.trust.roles_context`."""
         ...
+
+
+async def on_thread(work: Callable[[], None]) -> None:
+    """Do something that may block on a thread of its own, which nobody waits for at the interpreter's end.
+
+    Cancelled, the work goes on; who waits does not.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(finish)
+
+    threading.Thread(target=run, name="stormline-aside", daemon=True).start()
+    await done
 
 
 _open_mptcp: Final[OpenTcp] = functools.partial(open_tcp, mptcp=True)
@@ -52,6 +78,7 @@ class Outside:
         is_assigned: says whether an address is one of the machine's own now.
         resolver: makes what turns names into addresses; each client has one of its own.
         environ: its environment variables, for the proxies they name.
+        aside: does what may block elsewhere than on the loop.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -62,6 +89,7 @@ class Outside:
     is_assigned: Callable[[str], bool] = is_assigned
     resolver: Callable[[], Names] = Resolver
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    aside: Callable[[Callable[[], None]], Awaitable[None]] = on_thread
 
 
 REAL = Outside()

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stormline.client import patterns
 from stormline.client.answer import Answer
-from stormline.client.config import Config
+from stormline.client.config import Config, matches
 from stormline.client.executor import Executor
 from stormline.client.lanes import CallLimits
 from stormline.client.outside import REAL, Outside
+from stormline.client.preconnect import Preconnector
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
-from stormline.core import errors, ids, limits, limits_means
+from stormline.core import errors, ids, limits, limits_means, limits_memory
 from stormline.net.sessions import TlsSessions
 from stormline.net.stream import Stream
 from stormline.outbound import proxy_rules
@@ -34,6 +35,7 @@ from stormline.telemetry.timeline import CallRecord
 
 if TYPE_CHECKING:
     from stormline.client.longline import LongLine
+    from stormline.client.memory import NetworkMemory
     from stormline.client.recorder import Recorder
     from stormline.client.rules import BusinessRule, Rules
     from stormline.client.scheduling import Scheduling
@@ -76,9 +78,16 @@ class Runtime:
         self._proxies = _proxies(config, outside)
         self._sessions = TlsSessions()
         alpn = ("h2", "http/1.1") if config.http2 else ("http/1.1",)
-        self.steering = Steering(Network(config.network, config.network))
+        self.steering = Steering(
+            Network(config.network, config.network),
+            rng=self.rng,
+            wall_s=self.clock.wall,
+            prefers_ipv4=lambda host: matches(host, config.prefer_ipv4),
+        )
         context, h1_context = _contexts(config, foreign_context, outside, alpn)
         self._pool = HttpPool(self._dialer(context, self.steering, h1_context), self.clock)
+        self.preconnector = Preconnector(config, self._pool, self._proxies)
+        self._memory: NetworkMemory | None = None
         self.rules, addresses = _rules(config)
         self._awaited: dict[CallTrace, asyncio.TimerHandle | None] = {}
         self._roles_pool: HttpPool | None = None
@@ -91,6 +100,7 @@ class Runtime:
         self._over = False
         if config.bundle is not None:
             self._join(config, config.bundle.app)
+        self._memory = self._remember(config)
         self._executor = Executor(
             config,
             pool=self._pool,
@@ -105,6 +115,26 @@ class Runtime:
             addresses=addresses,
             h1=h1_context is not None,
         )
+        self.preconnector.scheduling, self.preconnector.longline = self.scheduling, self.longline
+        if config.preconnect:
+            self.preconnector.begin(self._wanted(config.preconnect))
+
+    def _remember(self, config: Config) -> "NetworkMemory | None":
+        if config.store is None:
+            return None
+        from stormline.client.memory import NetworkFiles, NetworkMemory  # who keeps nothing need not load it
+
+        return NetworkMemory(self.steering, NetworkFiles(config.store), self.clock, self._outside.aside)
+
+    def _wanted(self, preconnect: tuple[str, ...]) -> list[str]:
+        """Give the URLs to connect to at the start."""
+        urls = [each for each in preconnect if each != "*"]
+        if "*" in preconnect:
+            steering = self.steering
+            steering.enter_network()
+            used = steering.strategy.most_used(steering.network.id, self.loop.time(), limits_memory.PRECONNECTS_MAX)
+            urls += [f"https://{f'[{host}]' if ':' in host else host}:{port}/" for host, port in used]
+        return urls
 
     def _dialer(
         self,
@@ -114,9 +144,16 @@ class Runtime:
         *,
         roles: bool = False,
     ) -> Connector:
-        open_tcp = self._outside.open_mptcp if self.config.mptcp else self._outside.open_tcp
+        # A caller's own context cannot be copied, so it is offered as it is.
+        offers = None if h1_context is None else _Offers(self.steering, context, h1_context)
         dialer = Dialer(
-            self._resolver, context, open_tcp=open_tcp, advice=advice, sessions=self._sessions, h1_context=h1_context
+            self._resolver,
+            context,
+            open_tcp=self._outside.open_mptcp if self.config.mptcp else self._outside.open_tcp,
+            advice=advice,
+            sessions=self._sessions,
+            h1_context=h1_context,
+            context_of=None if offers is None else offers.context_of,
         )
         if not self._proxies:
             return dialer
@@ -318,6 +355,13 @@ class Runtime:
         if self.longline is not None:
             self.longline.network_changed(gone)
 
+    def forget(self) -> None:
+        """Forget what was learned of networks, also what is kept of it on disk; see `AsyncTransport.forget`."""
+        if self._memory is not None:
+            self._memory.forget()
+        else:
+            self.steering.forget()
+
     def abandon(self) -> None:
         """Close every socket at once, without a word: nobody uses it any more, or its loop is closed.
 
@@ -327,7 +371,7 @@ class Runtime:
             return
         self._over = True
         self._awaited.clear()
-        for part in (self._recorder, self.longline, self.scheduling):
+        for part in (self._recorder, self.longline, self.scheduling, self._memory, self.preconnector):
             if part is not None:
                 part.abandon()
         for closable in (self._pool, self._roles_pool, self._resolver):
@@ -359,7 +403,10 @@ class Runtime:
             self._wait_is_over(trace)
         if self._recorder is not None:
             await self._recorder.aclose()
+        await self.preconnector.aclose()
         await self._executor.aclose()
+        if self._memory is not None:
+            await self._memory.aclose()
         if self.longline is not None:
             await self.longline.aclose()
         if self.scheduling is not None:
@@ -389,6 +436,19 @@ def _rules(config: Config) -> "tuple[Rules | None, Mapping[str, tuple[Address, .
     from stormline.client import rules  # only who has some pays for them
 
     return rules.Rules(config.rules) if config.rules else None, rules.known_addresses(config)
+
+
+class _Offers:
+    """Says what to offer a host in TLS: HTTP/2 first, or HTTP/1.1 alone where HTTP/2 does badly."""
+
+    def __init__(self, steering: Steering, usual: ssl.SSLContext, h1: Callable[[], ssl.SSLContext]) -> None:
+        self._steering = steering
+        self._usual = usual
+        self._h1 = h1
+
+    def context_of(self, host: str) -> ssl.SSLContext:
+        """Give the context for one dial."""
+        return self._usual if self._steering.protocols(host, ("h2", "h1"))[0] == "h2" else self._h1()
 
 
 def _proxies(config: Config, outside: Outside) -> proxy_rules.ProxyRules:

@@ -7,17 +7,23 @@ fed with what the calls of one client meet, and asked on their behalf; nothing i
 import asyncio
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stormline.core import limits
+from stormline.core.clock import Rng
 from stormline.core.values import Address
+from stormline.net.clock import SystemClock, SystemRng
 from stormline.outbound.dial import Pace
 from stormline.policy import stall
+from stormline.policy import strategy as strategies
 from stormline.policy.addresses import AddressBook, AddressOutcome, Candidate, Verdict
 from stormline.policy.budget import RetryBudget, RetryVerdict
 from stormline.policy.hedge import HedgePolicy
+from stormline.policy.quality import State
 from stormline.policy.shape import Network, Pattern, Queue, RequestShape, server_timing_s
+from stormline.policy.snapshot import NetworkRecord
+from stormline.policy.strategy import Strategy
 from stormline.policy.timeouts import Outcome, TimeoutPolicy, Timeouts
 
 if TYPE_CHECKING:
@@ -37,9 +43,11 @@ class Call(Protocol):
         bytes_down: of its answer, as far as they are still to come; -1 where nobody knows.
         asked_at: the loop's time when its request had left; None before, and once the answer began.
         queued: others were under way when it began.
+        key: it matters more than others: nothing is tried out while it is under way.
     """
 
     queued: bool
+    key: bool
     bytes_down: int
     asked_at: float | None
 
@@ -58,9 +66,25 @@ class Steering:
         addresses: which addresses of a host to use.
         budget: how much may be repeated.
         hedges: when a second request beside a late one is worth its bytes.
+        strategy: which protocol to speak to whom, and when to try something else than the best.
+        recalls: gives what was kept of a network between starts, None where nothing was; asked once for each network.
+        learned: called where something new is worth keeping; must not raise.
+
+    Args:
+        network: where its requests go out now.
+        rng: chance, for trials.
+        wall_s: the wall clock, by which the age of what was kept is told.
+        prefers_ipv4: says whether a host was marked as worse over IPv6.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(
+        self,
+        network: Network,
+        *,
+        rng: Rng | None = None,
+        wall_s: Callable[[], float] | None = None,
+        prefers_ipv4: Callable[[str], bool] = lambda host: False,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[Call, None] = {}
         self._sampled_at: dict[str, float] = {}
@@ -71,6 +95,57 @@ class Steering:
         self.addresses = AddressBook()
         self.budget = RetryBudget()
         self.hedges = HedgePolicy()
+        self.strategy = Strategy(self.addresses.worked_within)
+        self.recalls: Callable[[Network], NetworkRecord | None] = lambda network: None
+        self.learned: Callable[[], None] = lambda: None
+        self._rng = SystemRng() if rng is None else rng
+        self._wall_s = SystemClock().wall if wall_s is None else wall_s
+        self._prefers_ipv4 = prefers_ipv4
+        self._entered = ""  # the network whose memory was asked for last
+
+    # -- what is kept of networks -------------------------------------------------------------------------------------
+    def enter_network(self) -> None:
+        """Begin with what was kept of the network the client is on, where it was not here already."""
+        if self._entered == self.network.id:
+            return
+        self._entered = self.network.id
+        now = self._loop.time()
+        self.strategy.enter(self.network.id, now)
+        kept = self.recalls(self.network)
+        if kept is not None:
+            ahead_s = self._wall_s() - now
+            strategies.recall(kept, self.network, self.addresses, self.timeouts, self.strategy, now, ahead_s)
+
+    def collect(self, network: Network) -> NetworkRecord:
+        """Give what is to be kept of a network."""
+        now = self._loop.time()
+        ahead_s = self._wall_s() - now
+        return strategies.collect(network, self.addresses, self.timeouts, self.strategy, now, ahead_s)
+
+    def forget(self) -> None:
+        """Forget what was learned of every network; what is under way is not touched."""
+        self.timeouts = TimeoutPolicy()
+        self.addresses = AddressBook()
+        self.hedges = HedgePolicy()
+        self.strategy = Strategy(self.addresses.worked_within)
+        self.strategy.enter(self.network.id, self._loop.time())
+
+    def _tries_out(self) -> bool:
+        """Say whether something else than the best is to be tried now: by chance, where that harms nobody."""
+        now = self._loop.time()
+        if not self.strategy.may_explore(self.network.id, now) or any(call.key for call in self._calls):
+            return False
+        weak = self.timeouts.state(self.network, now) is State.BAD or not self.room("")
+        return not weak and self.strategy.explore(self.network.id, now, self._rng.random())
+
+    def protocols(self, host: str, offered: Sequence[str]) -> Sequence[str]:
+        """Put the protocols that may be offered to a host into the order to try them in.
+
+        Where the usual one, the first, was left, chance gives it another trial; one that does well needs none.
+        """
+        self.enter_network()
+        order = self.strategy.choose(self.network.id, host, offered, self._loop.time()).protocols
+        return offered if order[0] != offered[0] and self._tries_out() else order
 
     # -- what the dialer asks and tells (`outbound.dial.Advice`) ----------------------------------------------------
     def order(self, host: str, addresses: Sequence[Address], left: Collection[Address]) -> list[Address]:
@@ -78,6 +153,7 @@ class Steering:
         if len(self._dialled) >= limits.TIMEOUT_HOSTS_MAX:
             self._dialled.clear()
         self._dialled[host] = tuple(addresses)
+        self.enter_network()
         if len(addresses) < 2:
             return list(addresses)
         ranked = self.addresses.plan(
@@ -86,7 +162,14 @@ class Steering:
             [_candidate(each) for each in addresses],
             self._loop.time(),
             left=[_candidate(each) for each in left],
+            ipv4_first=self._prefers_ipv4(host),
         )
+        # Families are tried anew by the book, when their time has come.
+        family = ranked[0].candidate.family
+        others = [each for each in ranked[1:] if each.candidate.family == family and not each.banned]
+        if others and not left and self._tries_out():
+            other = others[int(self._rng.random() * len(others))]
+            ranked.sort(key=lambda each: each is not other)  # a stable sort: the rest stays as it is
         return [Address(each.candidate.address, each.candidate.port) for each in ranked]
 
     def pace(self, host: str) -> Pace:
@@ -106,6 +189,7 @@ class Steering:
         """An address won."""
         now = self._loop.time()
         self._heard_at = now
+        self.strategy.touch(self.network.id, host, now)
         if connect_s < _SYN_RETRY_S:
             self.timeouts.observe_rtt(self.network, host, connect_s, now)
         self._judge(host, address, Verdict.WORKED, connect_s=connect_s + (tls_s or 0.0))
@@ -129,6 +213,7 @@ class Steering:
     ) -> None:
         outcome = AddressOutcome(self.network.id, host, _candidate(address), verdict, connect_s, tried_s)
         self.addresses.observe(outcome, self._loop.time())
+        self.learned()
 
     def heard(self) -> None:
         """Something came over the network."""
@@ -137,6 +222,7 @@ class Steering:
     # -- calls ------------------------------------------------------------------------------------------------------
     def enter(self, call: Call, host: str) -> None:
         """A call begins."""
+        self.enter_network()
         call.queued = bool(self._calls)
         self._calls[call] = None
         self.budget.observe_request(host, self._loop.time())
@@ -291,10 +377,16 @@ class Steering:
         body_s: float,
         answer_bytes: int,
         server_timing: bytes | None,
+        protocol: str = "",
+        tls_port: int = 0,
     ) -> None:
         """Learn from an answer."""
         now = self._loop.time()
         asked = call.shape
+        network_id, host = self.network.id, asked.host
+        held = asked.pattern in (Pattern.LONG_POLL, Pattern.STREAM)
+        pace_s = None if held or call.queued else first_byte_s
+        self.strategy.observe(network_id, host, protocol, now, worked=True, pace_s=pace_s, tls_port=tls_port)
         self._judge(asked.host, peer, Verdict.WORKED)
         self.hedges.observe(
             self.network.id,
@@ -317,15 +409,16 @@ class Steering:
                 answer_bytes=answer_bytes,
                 server_s=None if server_timing is None else server_timing_s(server_timing.decode("latin-1")),
                 queued=call.queued,
-                held=asked.pattern in (Pattern.LONG_POLL, Pattern.STREAM),
+                held=held,
             ),
             now,
         )
 
-    def unanswered(self, call: Call, peer: Address | None, *, waited_s: float | None) -> None:
+    def unanswered(self, call: Call, peer: Address | None, *, waited_s: float | None, protocol: str = "") -> None:
         """Learn from an attempt that the path failed: a time-out (with what was waited), or a connection that broke."""
         now = self._loop.time()
         asked = call.shape
+        self.strategy.observe(self.network.id, asked.host, protocol, now, worked=False, tried_s=waited_s)
         if peer is not None:
             self._judge(asked.host, peer, Verdict.FAILED, tried_s=waited_s or 0.0)
         self.timeouts.observe(

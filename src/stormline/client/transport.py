@@ -104,7 +104,9 @@ class AsyncTransport(AsyncBaseTransport):
         self._runtime: Runtime | None = None
 
     async def __aenter__(self) -> Self:
-        """Give the transport; it is made ready at its first request."""
+        """Give the transport; it is made ready at its first request, or now where `Config.preconnect` asks for it."""
+        if self._config.preconnect:
+            self.runtime()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -163,6 +165,29 @@ class AsyncTransport(AsyncBaseTransport):
         """
         if self._runtime is not None and not self._runtime.loop.is_closed():
             self._runtime.network_changed()
+
+    async def preconnect(self, url: str) -> bool:
+        """Have a connection for the origin of `url`: name, TCP, TLS and HTTP/2's settings, at most ten seconds.
+
+        For what is likely to be asked next. One is made by the means a request would try first, and none where one
+        stands or is being made, nor while the app is in the background. Nothing is asked of the origin.
+
+        Returns:
+            True where a connection stands. Raises nothing for a network or URL that does not allow it: False.
+        """
+        return await self.runtime().preconnector.open(url)
+
+    def forget(self) -> None:
+        """Forget what was learned of networks and hosts, also what `Config.store` keeps of it.
+
+        The device token and the plan stay. To be called on the event loop the transport is used on.
+        """
+        if self._runtime is not None and not self._runtime.loop.is_closed():
+            self._runtime.forget()
+        elif self._config.store is not None:
+            from stormline.client.memory import NetworkFiles
+
+            NetworkFiles(self._config.store).forget()
 
     async def aclose(self) -> None:
         """Send what telemetry is left, and close every connection.
@@ -236,6 +261,17 @@ class Transport(BaseTransport):
 
     async def _changed(self) -> None:
         self._inner.network_changed()
+
+    def preconnect(self, url: str) -> bool:
+        """Have a connection for the origin of `url`; see `AsyncTransport.preconnect`. Any thread may call it."""
+        return BACKGROUND.run(self._inner.preconnect(url))
+
+    def forget(self) -> None:
+        """Forget what was learned of networks and hosts; see `AsyncTransport.forget`. Any thread may call it."""
+        BACKGROUND.run(self._forgotten())
+
+    async def _forgotten(self) -> None:
+        self._inner.forget()
 
     def close(self) -> None:
         """Send what telemetry is left, and close every connection."""

@@ -656,6 +656,8 @@ SKETCH_SAMPLES_MAX: Final = 64
 after that many good answers."""
 SKETCH_HALF_LIFE_S: Final = 600.0
 """After this long a sample of a duration counts half."""
+SKETCH_SAMPLES_KEPT: Final = 8
+"""Samples that stand for a sketch of durations between two starts: few, so that what is measured soon counts more."""
 RATE_EPOCH_S: Final = 10.0
 """Rates measured within one such span count as one: its best. A transfer can be slow for many reasons, but is never
 faster than the link."""
@@ -722,6 +724,10 @@ FAMILY_REPROBE_S: Final = 600.0
 cost of one stagger (`CONNECT_STAGGER_S`)."""
 FAMILY_PROBE_S: Final = 10.0
 """How long the outcome of that one request is awaited before another may find out."""
+
+FAMILY_RECORDS_MAX: Final = 1024
+"""Networks and hosts at which IPv6 has lost, at least; twice as many at most. IPv6 is tried anew where one is
+forgotten."""
 
 # -- retries ----------------------------------------------------------------------------------------------------------
 RETRY_SHARE: Final = 0.1

@@ -89,6 +89,8 @@ class Dialer:
             families in turn, the default `Pace`.
         sessions: TLS sessions to resume and to keep; None: every handshake is a full one.
         h1_context: gives the same trust with HTTP/1.1 as all that is offered; None: `context` serves there too.
+        context_of: gives the context for one dial to a host in the place of `context`: the same trust, another offer
+            of protocols.
     """
 
     def __init__(
@@ -101,7 +103,9 @@ class Dialer:
         advice: Advice | None = None,
         sessions: TlsSessions | None = None,
         h1_context: Callable[[], ssl.SSLContext] | None = None,
+        context_of: Callable[[str], ssl.SSLContext] | None = None,
     ) -> None:
+        self._context_of = context_of
         self._resolver = resolver
         self._h1_context = h1_context
         self._context = context
@@ -151,7 +155,10 @@ class Dialer:
             LocalProtocolError: `addresses` holds a name.
         """
         name = server_name or host
-        context = self._h1_context() if h1 and self._h1_context is not None else self._context
+        if h1 and self._h1_context is not None:
+            context = self._h1_context()
+        else:
+            context = self._context if self._context_of is None or not tls else self._context_of(host)
 
         async def shake(raw: TcpStream) -> Stream:
             return await start_tls(raw, context, name, sessions=self._sessions, port=port)

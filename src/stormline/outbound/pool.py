@@ -145,6 +145,21 @@ class HttpPool:
             return await self._exchange_shared(held, request, times, progress)
         return await self._exchange(held, encoded, times, progress)
 
+    async def preconnect(self, key: Key, timeout_s: float) -> bool:
+        """Have a connection to a place, of HTTP/2 with its settings; True where one stands. Errors as `request`.
+
+        Nothing is done where one stands, is used or is being made, or where another would have to go for it.
+        """
+        place = self._places.get(key)
+        if (place is not None and not place.empty) or self._total >= self._connections_max:
+            return place is not None and bool(place.idle or place.live)
+        by = asyncio.get_running_loop().time() + timeout_s
+        held = await self._find(key, (), Times(by, by, None, None), Progress(key.origin.host, quiet), quiet)
+        if held.shared is None:
+            self._release(held, reusable=True)
+            return True
+        return held.shared.streams_max is not None or await held.shared.check(limits.H2_CHECK_S)
+
     async def _find(
         self, key: Key, left: Collection[Address], times: Times, progress: Progress, on_note: Callable[[str], None]
     ) -> Held:

@@ -12,7 +12,9 @@ failures, six minutes more for each further one up to thirty, a record's life of
 - parole: after half a minute (doubling) a banned address may be tried once, behind the others; Mars waits out the ban;
 - never all: where every address is banned, all are used, the one whose ban ends first in front;
 - nothing is shuffled here: among equals the given order stands, so whoever wants load spread shuffles before;
-- families: IPv6 first (RFC 8305 section 4) until it loses, and again `limits.FAMILY_REPROBE_S` later.
+- families: IPv6 first (RFC 8305 section 4) until it loses, on the network or at one host, and again
+  `limits.FAMILY_REPROBE_S` later. A request that failed over IPv6 goes on over IPv4;
+- a start is no time for trials: what is taken over from an earlier one (`restore`) is believed for some minutes.
 """
 
 import enum
@@ -21,9 +23,10 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from stormline.core import limits
+from stormline.core import limits, limits_memory
 from stormline.policy.estimate import sound
 from stormline.policy.recent import RecentTable
+from stormline.policy.snapshot import AddressRecord, FamilyRecord
 
 HISTORY_BITS: Final = 8
 """Verdicts in an address's register (Mars)."""
@@ -127,16 +130,49 @@ class _Record:
     def failures(self) -> int:
         return self.register.bit_count()
 
+    @property
+    def life_s(self) -> float:
+        """Age at which it says nothing any more: that an address was well is the safer guess, so it lasts longer."""
+        return limits_memory.MEMORY_LIFE_S if self.failed_at is None else limits.ADDRESS_MEMORY_S
 
-class _NetworkMemory:
-    """When a network worked, and which family goes first on it."""
 
-    __slots__ = ("losses", "probing_until", "second_until", "worked")
+class _FamilyMemory:
+    """Whether IPv6 goes first, on a network or at one host of it."""
+
+    __slots__ = ("losses", "lost_at", "probing_until", "second_until")
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.losses = 0
+        self.lost_at = -math.inf
         self.second_until: float | None = None  # IPv6 is second until then
         self.probing_until: float | None = None
+
+    def lose(self, now: float) -> None:
+        self.losses += 1
+        self.lost_at = now
+        if self.losses >= FAMILY_LOSSES and (self.second_until is None or now >= self.second_until):
+            self.second_until = now + limits.FAMILY_REPROBE_S
+            self.probing_until = None
+
+    def may_lead(self, now: float) -> bool:
+        """Say whether IPv6 has its head start; where its time as second is over, one request finds out."""
+        if self.second_until is None:
+            return True
+        if now < self.second_until or (self.probing_until is not None and now < self.probing_until):
+            return False
+        self.probing_until = now + limits.FAMILY_PROBE_S
+        return True
+
+
+class _NetworkMemory:
+    """When a network worked."""
+
+    __slots__ = ("worked",)
+
+    def __init__(self) -> None:
         self.worked: deque[tuple[float, float]] = deque(maxlen=SPANS_MAX)
 
     def observe_worked(self, now: float) -> None:
@@ -152,9 +188,11 @@ class _NetworkMemory:
 class AddressBook:
     """Histories of addresses. One for a client; bounded, those unused for longest go first."""
 
-    __slots__ = ("_networks", "_records", "dropped")
+    __slots__ = ("_families", "_networks", "_records", "dropped")
 
     def __init__(self) -> None:
+        # Of a network under the host "", else of one host; only where IPv6 ever lost.
+        self._families = RecentTable[tuple[str, str], _FamilyMemory](limits.FAMILY_RECORDS_MAX, _FamilyMemory)
         self._records = RecentTable[_Key, _Record](limits.ADDRESS_RECORDS_MAX, _Record)
         self._networks = RecentTable[str, _NetworkMemory](limits.TIMEOUT_NETWORKS_MAX, _NetworkMemory)
         self.dropped = 0
@@ -168,6 +206,7 @@ class AddressBook:
         now: float,
         *,
         left: Collection[Candidate] = (),
+        ipv4_first: bool = False,
     ) -> list[Ranked]:
         """Put candidates into the order in which a race should start them.
 
@@ -176,7 +215,8 @@ class AddressBook:
             host: for which host.
             candidates: what there is, best first where nothing is known; the same one twice counts once.
             now: monotonic seconds.
-            left: what this request has failed on already; goes last.
+            left: what this request has failed on already; goes last, and where IPv6 is among it IPv4 goes first.
+            ipv4_first: the host is known to be worse over IPv6.
 
         Returns:
             The good ones by families in turn; then one on parole; where none is good also the banned ones, soonest free
@@ -197,7 +237,7 @@ class AddressBook:
             else:
                 banned.append((record.ban_until, candidate, record))
         good.sort(key=lambda each: _rank(records[each], now))
-        first = self._first_family(network_id, {each.family for each in good}, now)
+        first = 4 if ipv4_first else self._first_family(network_id, host, good, left, now)
         order = [Ranked(each, False, _why(records[each])) for each in _interleave(good, first)]
         for candidate, record in parole[:1]:
             self._begin_parole(record, now)
@@ -285,51 +325,124 @@ class AddressBook:
         return sample
 
     # -- families -----------------------------------------------------------------------------------------------------
-    def _first_family(self, network_id: str, families: set[int], now: float) -> int:
-        """Give the family with the head start; where IPv6's time as second is over, one request finds out."""
-        memory = self._networks.find(network_id)
-        if len(families) < 2 or memory is None or memory.second_until is None:
+    def _first_family(
+        self, network_id: str, host: str, good: list[Candidate], left: Collection[Candidate], now: float
+    ) -> int:
+        """Give the family with the head start."""
+        if len({each.family for each in good}) < 2:
             return 6
-        if now < memory.second_until:
+        if any(each.family == 6 for each in left):
             return 4
-        if memory.probing_until is not None and now < memory.probing_until:
-            return 4
-        memory.probing_until = now + limits.FAMILY_PROBE_S
-        return 6
+        found = (self._families.find(key) for key in ((network_id, ""), (network_id, host)))
+        return 6 if all(memory is None or memory.may_lead(now) for memory in found) else 4
 
-    def _learn_family(self, memory: _NetworkMemory, outcome: AddressOutcome, now: float) -> None:
+    def _learn_family(self, network: _NetworkMemory, outcome: AddressOutcome, now: float) -> None:
         if outcome.candidate.family == 4:
             return
+        keys = ((outcome.network_id, ""), (outcome.network_id, outcome.host))
         if outcome.verdict is Verdict.WORKED:
-            memory.losses = 0
-            memory.second_until = memory.probing_until = None
+            for memory in map(self._families.find, keys):
+                if memory is not None:
+                    memory.clear()
+        # Where it failed the network may be dark, which says nothing of IPv6.
+        elif outcome.verdict is Verdict.OUTRUN or network.worked_within(now - PROOF_S, now):
+            for key in keys:
+                self._families.use(key).lose(now)
+
+    # -- between starts -----------------------------------------------------------------------------------------------
+    def worked_within(self, network_id: str, start: float, end: float) -> bool:
+        """Say whether anything is known to have worked on a network between two moments."""
+        network = self._networks.find(network_id)
+        return network is not None and network.worked_within(start, end)
+
+    def export(
+        self, network_id: str, hosts: Collection[str], now: float, wall_s: float
+    ) -> dict[str, list[AddressRecord]]:
+        """Give what is to be kept of the addresses of some hosts, those tried last at the end.
+
+        Args:
+            network_id: where.
+            hosts: of whom.
+            now: monotonic seconds.
+            wall_s: the wall clock less the monotonic one.
+        """
+        kept: dict[str, list[AddressRecord]] = {}
+        memory = self._networks.use(network_id)
+        for (network, host, address, port, carrier), record in self._records.items():
+            if network == network_id and host in hosts:
+                self._settle(record, memory, now)
+                kept.setdefault(host, []).append(_exported(address, port, carrier, record, wall_s))
+        return kept
+
+    def export_family(self, network_id: str, host: str, wall_s: float) -> FamilyRecord | None:
+        """Give IPv6's losses at a host, or (empty) on the network, to be kept; None where there are none."""
+        memory = self._families.find((network_id, host))
+        if memory is None or not memory.losses:
+            return None
+        return FamilyRecord(memory.losses, round(memory.lost_at + wall_s))
+
+    def restore(self, network_id: str, host: str, kept: AddressRecord, now: float, wall_s: float) -> None:
+        """Take over what was kept of an address, unless something is known of it already, or it is too old.
+
+        Args:
+            network_id: where.
+            host: of whom.
+            kept: any numbers.
+            now: monotonic seconds.
+            wall_s: the wall clock less the monotonic one.
+        """
+        candidate = Candidate(kept.address, kept.port, kept.carrier)
+        seen_at = min(now, kept.seen_at - wall_s)
+        life_s = limits.ADDRESS_MEMORY_S if kept.failed else limits_memory.MEMORY_LIFE_S
+        if now - seen_at >= life_s or self._records.find((network_id, host, *candidate)) is not None:
             return
-        if outcome.verdict is Verdict.FAILED and not memory.worked_within(now - PROOF_S, now):
-            return  # the network may be dark, which says nothing of IPv6
-        memory.losses += 1
-        if memory.losses >= FAMILY_LOSSES and (memory.second_until is None or now >= memory.second_until):
-            memory.second_until = now + limits.FAMILY_REPROBE_S
-            memory.probing_until = None
+        record = self._records.use((network_id, host, *candidate))
+        record.seen_at = seen_at
+        record.register = kept.register & _MASK
+        connect_s = None if kept.connect_ms is None else sound(kept.connect_ms / 1000.0, limits.SAMPLE_DURATION_S_MAX)
+        record.connect_s = connect_s
+        if kept.failed:
+            record.failed_at = now  # it stays behind for now, however long ago that was
+            if kept.ban_until - wall_s > now:
+                record.ban_until = min(kept.ban_until - wall_s, now + limits.ADDRESS_BAN_S_MAX)
+                self._begin_parole(record, now)
+
+    def restore_family(self, network_id: str, host: str, kept: FamilyRecord, now: float, wall_s: float) -> None:
+        """Take over what was kept of IPv6 at a host, or (empty) on the network; see `restore`.
+
+        One loss is enough here: at a start nothing is waited for that may be broken.
+        """
+        lost_at = min(now, kept.lost_at - wall_s)
+        known = self._families.find((network_id, host))
+        if kept.losses < 1 or now - lost_at >= limits_memory.MEMORY_LIFE_S or (known is not None and known.losses):
+            return
+        memory = self._families.use((network_id, host))
+        memory.losses = max(FAMILY_LOSSES, min(kept.losses, _MASK))
+        memory.lost_at = lost_at
+        memory.second_until = now + limits.FAMILY_REPROBE_S
 
     # -- tables -------------------------------------------------------------------------------------------------------
     def _find(self, network_id: str, host: str, candidate: Candidate, now: float) -> _Record | None:
         record = self._records.find((network_id, host, *candidate))
-        return None if record is None or now - record.seen_at >= limits.ADDRESS_MEMORY_S else record
+        return None if record is None or now - record.seen_at >= record.life_s else record
 
     def _use(self, network_id: str, host: str, candidate: Candidate, now: float) -> _Record:
         record = self._records.use((network_id, host, *candidate))
-        if now - record.seen_at >= limits.ADDRESS_MEMORY_S:
+        if now - record.seen_at >= record.life_s:
             record.clear()
         record.seen_at = now
         return record
 
 
-def _rank(record: _Record | None, now: float) -> tuple[bool, bool, int]:
-    """Order good candidates: what failed last goes behind, what is known to work ahead, by pace in factors of two."""
+def _rank(record: _Record | None, now: float) -> tuple[int, int]:
+    """Order good candidates: known to work, by pace in factors of two; not known; never seen to work; failed lately."""
     if record is None:
-        return (False, True, 0)
-    failing = record.failed_at is not None and now - record.failed_at < limits.ADDRESS_BAN_S
-    return (failing, False, 0 if record.connect_s is None else (round(record.connect_s * 1000.0) // 50).bit_length())
+        return (1, 0)
+    if record.failed_at is not None and now - record.failed_at < limits.ADDRESS_BAN_S:
+        return (3, 0)
+    if record.failed_at is not None and record.connect_s is None:
+        return (2, 0)
+    return (0, 0 if record.connect_s is None else (round(record.connect_s * 1000.0) // 50).bit_length())
 
 
 def _interleave(candidates: list[Candidate], first: int) -> list[Candidate]:
@@ -346,3 +459,16 @@ def _why(record: _Record | None) -> str:
     if record is None:
         return "not known yet"
     return f"{record.failures} of the last {HISTORY_BITS} failed"
+
+
+def _exported(address: str, port: int, carrier: str, record: _Record, wall_s: float) -> AddressRecord:
+    return AddressRecord(
+        address,
+        port,
+        carrier,
+        round(record.seen_at + wall_s),
+        record.register,
+        record.failed_at is not None,
+        0 if record.ban_until is None else round(record.ban_until + wall_s),
+        None if record.connect_s is None else round(record.connect_s * 1000.0),
+    )

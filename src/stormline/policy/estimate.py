@@ -5,6 +5,7 @@ smoothed round trip that went below zero once took a whole resolver down.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from stormline.core import limits
@@ -30,14 +31,15 @@ class DurationSketch:
     Answers are a bucket's upper edge: never below the true quantile of what counts, at most 26 % above it (for
     durations within the range; longer ones count as 131 s). Old samples fade: all counts are halved when
     `limits.SKETCH_SAMPLES_MAX` are reached and for every `limits.SKETCH_HALF_LIFE_S` of the clock that passes, so a
-    single bad moment is soon forgotten. A slow sample shows at once in the high quantiles. About 140 bytes.
+    single bad moment is soon forgotten. A slow sample shows at once in the high quantiles. About 100 bytes.
     """
 
-    # Small whole numbers and one text of bytes: tens of thousands of these are kept.
+    # Small whole numbers and one text of bytes: tens of thousands of these are kept. The text is the number of the
+    # first bucket that counts, then the counts from there to the last: most paths need few buckets of the 52.
     __slots__ = ("_counts", "_half_lives", "_total")
 
     def __init__(self) -> None:
-        self._counts = bytes(_BUCKETS)
+        self._counts = b""
         self._total = 0
         self._half_lives: int | None = None
 
@@ -53,23 +55,13 @@ class DurationSketch:
             now: monotonic seconds; a step back ages nothing.
         """
         self._age(now)
-        if self._total >= limits.SKETCH_SAMPLES_MAX:
-            self._halve()
-        bucket, counts = _bucket(seconds), self._counts
-        self._counts = b"%b%c%b" % (counts[:bucket], counts[bucket] + 1, counts[bucket + 1 :])
-        self._total += 1
+        self._count(_bucket(seconds))
 
     def quantile(self, share: float) -> float | None:
         """Give the duration that `share` of the samples do not exceed; None without samples."""
         if not self._total:
             return None
-        rank = max(1, math.ceil(share * self._total))
-        seen = 0
-        for bucket, count in enumerate(self._counts):
-            seen += count
-            if seen >= rank:
-                return _edge(bucket)
-        return _edge(_BUCKETS - 1)
+        return _edge(self._bucket_at(max(1, math.ceil(share * self._total))))
 
     def upper(self) -> float | None:
         """Give the 99th percentile, widened while samples are few; None without samples.
@@ -79,6 +71,57 @@ class DurationSketch:
         """
         high = self.quantile(0.99)
         return None if high is None else high * (1.0 + 2.0 / math.sqrt(self._total))
+
+    def summary(self) -> tuple[int, ...]:
+        """Give the buckets of at most `limits.SKETCH_SAMPLES_KEPT` samples that stand for all, shortest first.
+
+        Where there are no more than that it is all of them; else the middles of as many equal shares, and the longest.
+        """
+        total, kept = self._total, min(self._total, limits.SKETCH_SAMPLES_KEPT)
+        ranks = [math.ceil((number + 0.5) * total / kept) for number in range(kept - 1)] + [total] * (kept > 0)
+        buckets: list[int] = []
+        seen = 0
+        for bucket, count in enumerate(self._counts[1:], self._counts[0] if self._counts else 0):
+            seen += count
+            while len(buckets) < kept and ranks[len(buckets)] <= seen:
+                buckets.append(bucket)
+        return tuple(buckets)
+
+    def restore(self, buckets: Iterable[object], now: float) -> None:
+        """Take a `summary` of an earlier time as so many samples of now, where there are none yet; what is no bucket is
+        left out."""
+        self._age(now)
+        sound_ones = [each for each in buckets if type(each) is int and 0 <= each < _BUCKETS]
+        taken = sound_ones[: limits.SKETCH_SAMPLES_KEPT]
+        if taken and not self._total:
+            first = min(taken)
+            counts = bytearray(max(taken) - first + 1)
+            for bucket in taken:
+                counts[bucket - first] += 1
+            self._counts = b"%c%b" % (first, bytes(counts))
+            self._total = len(taken)
+
+    def _count(self, bucket: int) -> None:
+        if self._total >= limits.SKETCH_SAMPLES_MAX:
+            self._halve()
+        counts = self._counts
+        first = counts[0] if counts else bucket
+        at = bucket - first + 1
+        if at < 1:
+            self._counts = b"%c\1%b%b" % (bucket, bytes(-at), counts[1:])
+        elif at >= len(counts):
+            self._counts = b"%c%b%b\1" % (first, counts[1:], bytes(at - max(1, len(counts))))
+        else:
+            self._counts = b"%b%c%b" % (counts[:at], counts[at] + 1, counts[at + 1 :])
+        self._total += 1
+
+    def _bucket_at(self, rank: int) -> int:
+        seen = 0
+        for bucket, count in enumerate(self._counts[1:], self._counts[0]):
+            seen += count
+            if seen >= rank:
+                return bucket
+        return _BUCKETS - 1
 
     def _age(self, now: float) -> None:
         half_lives = math.floor(now / limits.SKETCH_HALF_LIFE_S)
@@ -90,8 +133,10 @@ class DurationSketch:
             self._half_lives = half_lives
 
     def _halve(self) -> None:
-        self._counts = bytes(count >> 1 for count in self._counts)
-        self._total = sum(self._counts)
+        halved = bytes(count >> 1 for count in self._counts[1:])
+        self._total = sum(halved)
+        begun = halved.lstrip(b"\0")
+        self._counts = b"%c%b" % (self._counts[0] + len(halved) - len(begun), begun.rstrip(b"\0")) if begun else b""
 
 
 def _bucket(seconds: float) -> int:
@@ -130,6 +175,10 @@ class RateWindow:
                 return
         self._epochs.append((now, bytes_per_s))
         del self._epochs[: -limits.RATE_EPOCHS_MAX]
+
+    def last(self) -> tuple[float, float] | None:
+        """Give the newest epoch, when it began and its best rate; None where nothing was measured."""
+        return self._epochs[-1] if self._epochs else None
 
     def bytes_per_s(self, now: float) -> float | None:
         """Give the rate to count on; None where none was measured within `limits.RATE_MEMORY_S`."""

@@ -1,6 +1,6 @@
 """A table that remembers what was used lately and cannot grow without end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -25,6 +25,11 @@ class RecentTable(Generic[K, V]):
     def __len__(self) -> int:
         """Entries remembered."""
         return len(self._young) + len(self._old)
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Give all entries, those that came into use last at the end."""
+        yield from self._old.items()
+        yield from self._young.items()
 
     def find(self, key: K) -> V | None:
         """Give an entry without counting it as used; None where there is none."""

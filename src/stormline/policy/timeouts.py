@@ -22,14 +22,16 @@ What differs from Mars, and why:
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from stormline.core import limits
+from stormline.core import limits, limits_memory
 from stormline.policy.estimate import DurationSketch, RateWindow, sound
 from stormline.policy.quality import FAST_KINDS, NetworkQuality, State
 from stormline.policy.recent import RecentTable
 from stormline.policy.shape import ANSWER_BYTES_UNKNOWN, NO_QUEUE, Network, Pattern, Queue, RequestShape
+from stormline.policy.snapshot import HostRecord, NetworkRecord, PathRecord, RateRecord, path_digest
 
 # -- cold start: Mars, stn/config.h and stn/src/task_profile.cc; (fast kinds, others) ----------------------------------
 COLD_FIRST_S: Final = (12.0, 15.0)
@@ -196,9 +198,13 @@ class TimeoutPolicy:
     request, a longer queue, slower round trips or a slower rate never shorten one.
     """
 
-    __slots__ = ("_networks", "_paths", "_rtts", "dropped")
+    __slots__ = ("_kept", "_networks", "_paths", "_rtts", "dropped")
 
     def __init__(self) -> None:
+        # From earlier starts: what a path costs, by host and digest, until a request of its class comes.
+        self._kept = RecentTable[tuple[str, str], _PathMemory](
+            limits_memory.MEMORY_HOSTS_MAX * limits_memory.MEMORY_PATHS_MAX, _PathMemory
+        )
         self._networks = RecentTable[Network, _NetworkMemory](limits.TIMEOUT_NETWORKS_MAX, _NetworkMemory)
         self._rtts = RecentTable[tuple[str, str], DurationSketch](limits.TIMEOUT_HOSTS_MAX, DurationSketch)
         self._paths = RecentTable[tuple[str, str], _PathMemory](limits.TIMEOUT_HOSTS_MAX, _PathMemory)
@@ -308,7 +314,7 @@ class TimeoutPolicy:
         """Give the size of answer that is told or was learned; None where it would be a guess."""
         if shape.answer_bytes is not None:
             return _size(shape.answer_bytes)
-        path = self._paths.find((shape.host, shape.path_class))
+        path = self._path(shape.host, shape.path_class)
         return None if path is None else path.answer_bytes
 
     def _rtt_sketch(self, network: Network, host: str) -> DurationSketch | None:
@@ -325,7 +331,7 @@ class TimeoutPolicy:
         fast = network.kind in FAST_KINDS or (usual is not None and usual <= limits.TIMEOUT_FAST_RTT_S)
         kind = 0 if fast else 1
         cost = sound(shape.server_cost_s, limits.SERVER_COST_S_MAX)
-        path = self._paths.find((shape.host, shape.path_class))
+        path = self._path(shape.host, shape.path_class)
         if cost is None and path is not None:
             cost = path.quantile(0.95)
         return _Measures(
@@ -375,7 +381,7 @@ class TimeoutPolicy:
         server = self._optional(outcome.server_s)
         if server is not None and server > limits.SERVER_COST_S_MAX:
             server = limits.SERVER_COST_S_MAX
-        path = self._paths.use((outcome.host, outcome.path_class))
+        path = self._use_path(outcome.host, outcome.path_class, now)
         answer, request = _size(outcome.answer_bytes), _size(outcome.request_bytes)
         # Large sizes are believed at once, small ones only bit by bit.
         known = path.answer_bytes
@@ -417,6 +423,81 @@ class TimeoutPolicy:
             on_path = max(least, waited - server)
             network.rtt.observe(on_path, now)
             self._rtts.use((outcome.network.id, outcome.host)).observe(on_path, now)
+
+    # -- between starts -----------------------------------------------------------------------------------------------
+    def export(self, network: Network, hosts: Collection[str], wall_s: float) -> NetworkRecord:
+        """Give what is to be kept of a network and of some hosts on it; of what others learn there is nothing in it.
+
+        Args:
+            network: where.
+            hosts: of whom.
+            wall_s: the wall clock less the monotonic one.
+        """
+        paths: dict[str, dict[str, _PathMemory]] = {host: {} for host in hosts}
+        for (host, digest), path in self._kept.items():
+            if host in paths:
+                paths[host][digest] = path
+        for (host, path_class), path in self._paths.items():
+            if host in paths:
+                digest = path_digest(path_class)
+                paths[host].pop(digest, None)
+                paths[host][digest] = path
+        rtts = {host: self._rtts.find((network.id, host)) for host in hosts}
+        memory = self._networks.find(network) or _NetworkMemory()
+        return NetworkRecord(
+            at=0,
+            rtt=memory.rtt.summary(),
+            up=_rate(memory.up, wall_s),
+            down=_rate(memory.down, wall_s),
+            hosts=tuple(
+                HostRecord(
+                    host,
+                    0,
+                    rtt=() if (rtt := rtts[host]) is None else rtt.summary(),
+                    paths=tuple(
+                        PathRecord(digest, path.summary(), path.answer_bytes)
+                        for digest, path in list(paths[host].items())[-limits_memory.MEMORY_PATHS_MAX :]
+                    ),
+                )
+                for host in hosts
+            ),
+        )
+
+    def restore(self, network: Network, kept: NetworkRecord, now: float, wall_s: float) -> None:
+        """Take over what was kept of a network and its hosts, where nothing is known of them yet.
+
+        What was measured then counts as a few samples of now: enough not to begin with the cold start's patience, and
+        soon outweighed by what is measured.
+        """
+        if kept.rtt or kept.up or kept.down:
+            memory = self._networks.use(network)
+            memory.rtt.restore(kept.rtt, now)
+            for window, rate in ((memory.up, kept.up), (memory.down, kept.down)):
+                if rate is not None and window.last() is None:
+                    sample = sound(rate.bytes_per_s, limits.SAMPLE_BYTES_PER_S_MAX)
+                    window.observe(sample or 0.0, min(now, rate.at - wall_s))
+        for record in kept.hosts:
+            if record.rtt:
+                self._rtts.use((network.id, record.host)).restore(record.rtt, now)
+            for each in record.paths:
+                path = self._kept.use((record.host, each.digest))
+                if not len(path) and path.answer_bytes is None:
+                    path.restore(each.cost, now)
+                    path.answer_bytes = None if each.answer_bytes is None else _size(each.answer_bytes)
+
+    def _path(self, host: str, path_class: str) -> _PathMemory | None:
+        path = self._paths.find((host, path_class))
+        if path is None and len(self._kept):
+            path = self._kept.find((host, path_digest(path_class)))
+        return path
+
+    def _use_path(self, host: str, path_class: str, now: float) -> _PathMemory:
+        kept = None if self._paths.find((host, path_class)) is not None else self._path(host, path_class)
+        path = self._paths.use((host, path_class))
+        if kept is not None:
+            path.restore(kept.summary(), now)
+            path.answer_bytes = kept.answer_bytes
+        return path
 
     def _sound(self, value: object, largest: float) -> float | None:
         sample = sound(value, largest)
@@ -511,3 +592,8 @@ def _basis(measures: _Measures) -> str:
         f"{measures.state}, rtt {measures.rtt_usual_s * 1000:.0f} ms (p90), down {measures.down / 1024:.0f} KiB/s"
         f" counted on, server {measures.cost_s * 1000:.0f} ms"
     )
+
+
+def _rate(window: RateWindow, wall_s: float) -> RateRecord | None:
+    last = window.last()
+    return None if last is None else RateRecord(round(last[1], 1), round(last[0] + wall_s))

@@ -72,8 +72,10 @@ async def answer_plainly(request: Request, writer: asyncio.StreamWriter) -> None
 
 
 @contextlib.asynccontextmanager
-async def running_origin(answer: Answer = answer_plainly, **options: Any) -> AsyncIterator[Origin]:
-    """Run an origin on 127.0.0.1; `answer` plays each request and may close the writer."""
+async def running_origin(
+    answer: Answer = answer_plainly, *, host: str = "127.0.0.1", **options: Any
+) -> AsyncIterator[Origin]:
+    """Run an origin on this machine alone; `answer` plays each request and may close the writer."""
     origin = Origin()
     writers: set[asyncio.StreamWriter] = set()
     tasks: set[asyncio.Task[None]] = set()
@@ -98,7 +100,7 @@ async def running_origin(answer: Answer = answer_plainly, **options: Any) -> Asy
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, **options)
+    server = await asyncio.start_server(connected, host, 0, **options)
     origin.address = Address(*server.sockets[0].getsockname()[:2])
     try:
         yield origin
