@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Final
 
 from stormline.client import recourse
-from stormline.client.answer import Answer, LongBody, RequestBody, gateway_error
+from stormline.client.answer import Answer, RequestBody
 from stormline.client.config import Config
 from stormline.client.following import FollowedBody, MemoryBody
 from stormline.client.lanes import CallLimits, Failed, Lane, Reply, Run
+from stormline.client.longcall import LONG_TLS, ask_long
 from stormline.client.looks import FirstLooks
 from stormline.client.patterns import answer_pattern, content_length
 from stormline.client.steering import Steering
@@ -38,21 +39,14 @@ from stormline.policy.stall import Action
 
 if TYPE_CHECKING:
     # What needs a platform is imported with one (`runtime`); here it is only named.
-    from stormline.client.link import LinkCall
     from stormline.client.longline import LongLine
     from stormline.client.rules import ClearHttp
     from stormline.client.scheduling import Scheduling
-    from stormline.wire.events import ReplyReceived
     from stormline.wire.plan import Endpoint
 
-_LONG_TLS: Final = "sl-tls"
 _H1: Final = "h1"
 _H2: Final = "h2"
 """`wire.plan.Carrier`, by value: that module is loaded with a platform only."""
-_NOT_FORWARDED: Final = frozenset(
-    {b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"}
-)
-"""Hop-by-hop fields (RFC 9110 section 7.6.1); the host is in the target."""
 
 
 class Executor:
@@ -494,7 +488,7 @@ class Executor:
             raise errors.LocalProtocolError(f"{request.host}: the plan {preset.name!r} asks over TLS only")
         proxied = self._proxies.proxy_for(request.scheme, request.host, request.port) is not None
         addresses: recourse.Known = {} if proxied else self._addresses
-        longline = self._longline if any(each.carrier == _LONG_TLS for each in endpoints) else None
+        longline = self._longline if any(each.carrier == LONG_TLS for each in endpoints) else None
         return means.plan(
             long=longline is not None and not longline.stopped,
             long_last=longline is not None and longline.paused,
@@ -510,7 +504,7 @@ class Executor:
 
     def _try(self, lane: Lane) -> Coroutine[None, None, Reply]:
         if lane.step.means is Means.LONG and self._longline is not None:
-            return self._try_long(self._longline, lane.run)
+            return ask_long(self._longline, lane.run, self._left)
         if lane.run.limits.clear is None or (consent := recourse.goes_in_clear(lane)) is None:
             return self._try_direct(lane, lane.run.request)
         return self._try_in_clear(lane, consent)
@@ -521,50 +515,6 @@ class Executor:
             return await recourse.ask_in_clear(lane, consent, self._try_direct, nonce=nonce, wall_s=self._wall_s)
         except errors.TransportError as error:
             raise self._judged(lane, error) from error
-
-    async def _try_long(self, longline: "LongLine", run: Run) -> Reply:
-        request, body = run.request, run.body
-        whole = body.whole
-        first = whole if whole is not None and len(whole) <= limits.CHUNK_BYTES_MAX else b""
-        more = body.present and not first
-        try:
-            call, stood = await longline.call(
-                run.trace,
-                "api",
-                request.method,
-                ends_at=run.ends_at,
-                target=_url(request),
-                headers=_long_headers(request),
-                body=first,
-                more=more,
-            )
-        except errors.TransportError as error:
-            # It stood and went away in this moment: nothing of the call had left.
-            raise Failed(error, reused=error.phase is Phase.SEND) from error
-        try:
-            if more:
-                call.start_body(body.chunks())
-            reply = await _head(call, run, self._left)
-        except BaseException as error:
-            call.cancel()
-            if isinstance(error, errors.CallError):
-                error = gateway_error(error, Phase.FIRST_BYTE)
-            if isinstance(error, errors.TransportError):
-                stale = isinstance(error, errors.ChannelLost) and (stood or call.accepted)
-                raise Failed(error, reused=stale) from error
-            raise
-        return Reply(
-            status=reply.status,
-            reason=b"",
-            http_version="HTTP/1.1",
-            headers=tuple(
-                (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in reply.headers
-            ),
-            source=LongBody(call, run.limits.read_timeout_s),
-            held=None,
-            carrier=_LONG_TLS,
-            reused=stood,
-        )
 
     async def _try_direct(self, lane: Lane, request: HttpRequest) -> Reply:
         run, step = lane.run, lane.step
@@ -674,39 +624,6 @@ class _StreamWatch:
         self._timer.cancel()
 
 
-async def _head(call: "LinkCall", run: Run, left: Callable[[Stream], bool]) -> "ReplyReceived":
-    """Wait for the answer's head: until the deadline, and no longer in silence than the read timeout.
-
-    Pieces of our own body that leave break the silence: an upload may take longer than any one wait.
-    """
-    looked = False
-    while True:
-        until = run.silent_until(call.quiet_since)
-        look_at = until if looked else min(until, call.quiet_since + limits.LOOK_FIRST_S)
-        try:
-            async with asyncio.timeout_at(look_at) as timeout:
-                if not call.sending:
-                    await call.left()
-                run.trace.enter(Phase.FIRST_BYTE)
-                return await call.reply()
-        except TimeoutError as error:
-            if not timeout.expired():
-                raise  # of the body's source
-            if look_at < until:
-                looked = True
-                left(call.stream)  # where that closes it, the next wait says so
-                continue
-            if run.silent_until(call.quiet_since) > until:
-                continue
-            call.doubt()
-            raise errors.DeadlineExceeded(
-                "no answer over the long connection "
-                + ("within the deadline" if until == run.ends_at else f"for {run.limits.read_timeout_s:.3g} s"),
-                phase=Phase.SEND if call.sending else Phase.FIRST_BYTE,
-                maybe_delivered=call.maybe_delivered,
-            ) from error
-
-
 def _has_key(request: HttpRequest) -> bool:
     """Say whether a write may be repeated; of a read nobody asks."""
     if request.method in SAFE_METHODS:
@@ -716,21 +633,6 @@ def _has_key(request: HttpRequest) -> bool:
 
 def _where(step: Step) -> str:
     return f" at {', '.join(map(str, step.addresses))}" if step.addresses else ""
-
-
-def _long_headers(request: HttpRequest) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in request.headers
-        if name.lower() not in _NOT_FORWARDED
-    )
-
-
-def _url(request: HttpRequest) -> str:
-    host = f"[{request.host}]" if ":" in request.host else request.host
-    default = 443 if request.scheme == "https" else 80
-    port = "" if request.port == default else f":{request.port}"
-    return f"{request.scheme}://{host}{port}{request.target.decode('ascii', 'replace')}"
 
 
 def _worse(first: errors.TransportError | None, second: errors.TransportError) -> errors.TransportError:

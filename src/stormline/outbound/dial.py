@@ -155,10 +155,7 @@ class Dialer:
             LocalProtocolError: `addresses` holds a name.
         """
         name = server_name or host
-        if h1 and self._h1_context is not None:
-            context = self._h1_context()
-        else:
-            context = self._context if self._context_of is None or not tls else self._context_of(host)
+        context = self._context_for(host, tls=tls, h1=h1)
 
         async def shake(raw: TcpStream) -> Stream:
             return await start_tls(raw, context, name, sessions=self._sessions, port=port)
@@ -186,6 +183,11 @@ class Dialer:
                 phase=race.phase,
                 maybe_delivered=False,
             ) from error
+
+    def _context_for(self, host: str, *, tls: bool, h1: bool) -> ssl.SSLContext:
+        if h1 and self._h1_context is not None:
+            return self._h1_context()
+        return self._context if self._context_of is None or not tls else self._context_of(host)
 
     async def _addresses(
         self, host: str, port: int, given: tuple[Address, ...] | None, race: Race
