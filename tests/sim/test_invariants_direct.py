@@ -4,7 +4,7 @@ import pytest
 
 from stormline.core import limits
 from stormline.testing import invariants_direct as invariants
-from stormline.testing.history import Attempt, CallEntry, History, Processing, RetryAsk
+from stormline.testing.history import Attempt, CallEntry, History, Processing, RetryAsk, Wait
 
 
 def good_history() -> History:
@@ -21,6 +21,10 @@ def good_history() -> History:
     direct.asks = [RetryAsk("d1", "h", 10.0, 0.0, first=True), RetryAsk("d1", "h", 10.5, 1.0)]
     direct.connects = [("d1", "h:443", 10.0)]
     direct.dark = [("d1", 9.0, 11.0)]
+    direct.waits = [
+        Wait(device="d1", host="h", call_id=f"d1-{n}", urgency=3, came_s=n, queued_s=n, granted_s=10.0 + n)
+        for n in (1, 2)
+    ]
     direct.stories["d1-1"] = ["try direct", "status 503", "pause 1 s", "try direct"]
     return history
 
@@ -85,6 +89,11 @@ def knocking(history):
     history.direct.connects += [("d1", "h:443", 10.0 + number / 100) for number in range(60)]
 
 
+def out_of_turn(history):
+    first, second = history.direct.waits
+    history.direct.waits = [second, first]
+
+
 def leak(history):
     history.direct.left.append("d1 at rest: 1 connections")
 
@@ -103,6 +112,7 @@ BREACHES = [
     (too_early, "retry_after_is_heeded"),
     (untold, "every_attempt_has_its_line"),
     (knocking, "a_dark_path_is_knocked_at_evenly"),
+    (out_of_turn, "who_waits_goes_in_turn"),
     (leak, "nothing_is_left"),
 ]
 

@@ -94,6 +94,37 @@ class LongBody:
         self._call.cancel()
 
 
+class KeptBody:
+    """`BodySource` of what has been read already, and of what is still to come behind it."""
+
+    __slots__ = ("_begun", "_rest")
+
+    def __init__(self, begun: bytes, rest: BodySource | None = None) -> None:
+        self._begun = begun
+        self._rest = rest
+
+    @property
+    def complete(self) -> bool:
+        """See `BodySource.complete`."""
+        return self._rest is None
+
+    def patience(self, silence_s: float) -> None:
+        """See `BodySource.patience`."""
+        if self._rest is not None:
+            self._rest.patience(silence_s)
+
+    async def read(self) -> bytes:
+        """See `BodySource.read`."""
+        begun, self._begun = self._begun, b""
+        return begun if begun or self._rest is None else await self._rest.read()
+
+    async def aclose(self) -> None:
+        """See `BodySource.aclose`."""
+        self._begun = b""
+        if self._rest is not None:
+            await self._rest.aclose()
+
+
 def gateway_error(error: errors.CallError, phase: Phase) -> errors.GatewayError:
     """Say of an HTTP request what the gateway said of the call that carried it."""
     return errors.GatewayError(
@@ -163,6 +194,31 @@ class Answer:
         else:
             await self.aclose()
         return chunk
+
+    async def keep(self, size_max: int) -> bytes | None:
+        """Take the body into memory, coded as it came; it is read from there then.
+
+        Args:
+            size_max: bytes; of a larger one the beginning is kept, and the rest comes as it would have.
+
+        Returns:
+            The body; None where it is too large.
+
+        Raises:
+            TransportError: it broke off; the call has failed.
+        """
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while size <= size_max and (chunk := await self._source.read()):
+                pieces.append(chunk)
+                size += len(chunk)
+        except BaseException as error:
+            await self.fail(error)
+            raise
+        body = b"".join(pieces)
+        self._source = KeptBody(body, self._source if size > size_max else None)
+        return None if size > size_max else body
 
     async def _verify(self, verifier: Verifier, chunk: bytes) -> None:
         if not chunk:

@@ -9,6 +9,7 @@ import httpx2
 
 from stormline.client.channel import Channel
 from stormline.client.config import Config
+from stormline.client.costs import Costs
 from stormline.client.masking import mask_logger
 from stormline.client.outside import REAL, Outside
 from stormline.client.rules import Parse
@@ -18,6 +19,7 @@ from stormline.client.transport import HOLD, AsyncTransport, Transport, make_con
 from stormline.core import errors
 from stormline.core.phase import Phase
 from stormline.core.values import Secret
+from stormline.policy.activity import Activity
 from stormline.wire.bundle import Bundle
 
 
@@ -79,6 +81,15 @@ class AsyncClient(httpx2.AsyncClient):
         """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""
         self._storm.forget()
 
+    def set_activity(self, activity: Activity | str) -> None:
+        """Say what the user does with the app; see `AsyncTransport.set_activity`."""
+        self._storm.set_activity(activity)
+
+    @property
+    def costs(self) -> Costs:
+        """What the client has cost so far: bytes, connections, wake-ups, hedges."""
+        return self._storm.costs
+
     def channel(self) -> Channel:
         """Give the duplex channel of this client: calls both ways and pushes.
 
@@ -132,6 +143,15 @@ class Client(httpx2.Client):
     def forget(self) -> None:
         """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""
         self._storm.forget()
+
+    def set_activity(self, activity: Activity | str) -> None:
+        """Say what the user does with the app; see `AsyncTransport.set_activity`."""
+        self._storm.set_activity(activity)
+
+    @property
+    def costs(self) -> Costs:
+        """What the client has cost so far: bytes, connections, wake-ups, hedges."""
+        return self._storm.costs
 
 
 def with_proxy(config: Config, options: dict[str, Any]) -> Config:

@@ -17,6 +17,7 @@ from stormline.client.trace import CallTrace
 from stormline.core import errors, ids, limits
 from stormline.core.codes import Code
 from stormline.core.phase import Phase
+from stormline.policy.activity import Activity
 from stormline.policy.means import Means, Step
 from stormline.policy.resend import may_resend
 from stormline.wire import events as e
@@ -122,6 +123,10 @@ class Channel:
         for call in list(self._serving.values()):
             call.task.cancel()
         await asyncio.gather(*(call.task for call in self._serving.values()), return_exceptions=True)
+
+    def set_activity(self, activity: Activity | str) -> None:
+        """Say what the user does with the app, for the whole client; see `AsyncTransport.set_activity`."""
+        self._runtime.set_activity(activity)
 
     async def wait_connected(self) -> messages.Welcome:
         """Wait for a session; give the gateway's greeting.

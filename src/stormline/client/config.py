@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stormline.client.parking import NetworkPort
 from stormline.core import errors, limits
 from stormline.core.values import Secret
 from stormline.outbound import proxy_rules
@@ -38,10 +39,16 @@ class Config:
             The last such answer is given to the caller. Empty: every answer is final.
         mptcp: ask for Multipath TCP (RFC 8684) where the kernel has it; plain TCP where it or the server has not.
         http2: offer HTTP/2 to origins that are asked directly.
+        admission: bound what is in flight to a host that shows trouble, and to all where the link is weak; the rest
+            waits in order of urgency. False: everything goes at once.
+        join_reads: identical reads under way at once are sent once, and each caller gets the answer; see
+            `client.joining` for what is identical. A request's `stormline.join_reads` extension overrides it.
         report: send each call's timeline to the platform's APM. It holds host, path, times and outcome; no query
             values, headers, bodies or credentials.
         store: folder where the device token, the last plan and what is learned of networks are kept between starts,
             None to keep nothing.
+        network_port: who knows whether the device has a network, for requests that wait for one
+            (`stormline.wait_for_network`); None: found out by what fails.
         proxy: URL of the proxy for everything: `http://`, `https://`, `socks5://` or `socks5h://`, with
             `user:password@` where it wants them. The environment then says nothing about proxies. No `repr` shows it.
         trust_env: take proxies from the environment (`HTTPS_PROXY`, `NO_PROXY` and so on) where `proxy` is None.
@@ -64,9 +71,12 @@ class Config:
     retry_statuses: frozenset[int] = frozenset({429, 500, 502, 503, 504})
     mptcp: bool = False
     http2: bool = True
+    admission: bool = True
+    join_reads: bool = False
     report: bool = True
     store: Path | None = None
     network: str = "unknown"
+    network_port: NetworkPort | None = None
     proxy: str | None = None
     trust_env: bool = True
     prefer_ipv4: tuple[str, ...] = ()

@@ -9,15 +9,18 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Final
 
 from stormline.client import recourse
+from stormline.client.admission import Admission
 from stormline.client.answer import Answer, RequestBody
 from stormline.client.config import Config
 from stormline.client.following import FollowedBody, MemoryBody
 from stormline.client.lanes import CallLimits, Failed, Lane, Reply, Run
 from stormline.client.longcall import LONG_TLS, ask_long
 from stormline.client.looks import FirstLooks
+from stormline.client.parking import Parking
 from stormline.client.patterns import answer_pattern, content_length
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
+from stormline.client.watching import StreamWatch
 from stormline.core import errors, limits
 from stormline.core.clock import Rng
 from stormline.core.phase import Phase
@@ -52,6 +55,10 @@ _H2: Final = "h2"
 class Executor:
     """Runs calls; one per client, used by all its tasks at once.
 
+    Attributes:
+        admission: who may go.
+        hedges: attempts may be made beside one that only looks dead.
+
     Args:
         config: the client's settings.
         pool: connections to origins.
@@ -62,6 +69,8 @@ class Executor:
         scheduling: plans of a platform.
         longline: its long connection.
         proxies: which requests go through a proxy.
+        parking: where calls wait for a network.
+        hedged: told the size of each request that is sent again beside a silent one.
         left: says whether the machine has lost the address of a silent connection; then all such are closed already.
         addresses: of origins, by host, from the settings.
         h1: the pool can offer HTTP/1.1 alone.
@@ -80,6 +89,8 @@ class Executor:
         longline: "LongLine | None",
         proxies: ProxyRules = DIRECT,
         left: Callable[[Stream], bool] = lambda stream: False,
+        parking: Parking,
+        hedged: Callable[[int], None] = lambda request_bytes: None,
         addresses: Mapping[str, tuple[Address, ...]] = {},
         h1: bool = False,
     ) -> None:
@@ -95,7 +106,11 @@ class Executor:
         self._addresses = addresses
         self._h1 = h1 and not proxies
         self._open_tcp = open_tcp
+        self._parking = parking
+        self._hedged = hedged
+        self.hedges = True
         self._knocking: dict[Address, asyncio.Task[None]] = {}
+        self.admission = Admission(enabled=config.admission)
         self._loop = asyncio.get_running_loop()
         self._looks = FirstLooks(self._look)
 
@@ -118,23 +133,27 @@ class Executor:
             Exception: of the source of the request's body.
         """
         run = Run(request, RequestBody(request.body, trace.handed_down), shape, call_limits, trace)
-        self._steering.enter(run, request.host)
+        good = False
         try:
-            if self._scheduling is None:
-                run.ladder = self._laid_out(run, (), self._config.disabled)
-            else:
-                run.ladder = await self._ladder(run, self._scheduling)
-            reply = await self._climb(run)
+            if call_limits.wait_network_s:
+                await self._parking.wait(run)
+            if not self.admission.enter(run):
+                await self.admission.wait(run)
+            self._steering.enter(run, request.host)
+            reply = await self._answered(run)
+            good = True
         except BaseException as error:
             self._steering.leave(run)
             if isinstance(error, errors.TransportError):
                 error.trace = trace
+                self._parking.failed(error)
             else:
                 trace.attempt_failed(error)
             trace.failed(error)
             raise
         finally:
             run.end_lanes()
+            self.admission.leave(run, good=good)
         if reply.untrusted:
             trace.distrust()
         return Answer(
@@ -145,6 +164,27 @@ class Executor:
             http_version=reply.http_version,
             headers=reply.headers,
         )
+
+    async def _answered(self, run: Run) -> Reply:
+        """Climb the ladder, and where there was no network and the call waits for one, once more when it is back."""
+        while True:
+            if self._scheduling is None:
+                run.ladder = self._laid_out(run, (), self._config.disabled)
+            else:
+                run.ladder = await self._ladder(run, self._scheduling)
+            try:
+                reply = await self._climb(run)
+            except errors.TransportError as error:
+                self.admission.leave(run)
+                if not await self._parking.again(run, error):
+                    raise
+                run.left.clear()
+                if not self.admission.enter(run):
+                    await self.admission.wait(run)
+                continue
+            if self._parking.absent:
+                self._parking.changed()
+            return reply
 
     async def _climb(self, run: Run) -> Reply:
         """Take steps until one gives an answer that stands."""
@@ -162,6 +202,7 @@ class Executor:
                 error = failed.error
                 _tell_where(lane)
                 run.trace.attempt_failed(error)
+                self.admission.failed(run, error)
                 worst = _worse(worst, error)
                 untrusted = failed.untrusted or untrusted
                 step = await self._after_failure(run, failed)
@@ -232,8 +273,9 @@ class Executor:
         if pause_s > 0.0:
             run.trace.enter(Phase.QUEUED)
             run.trace.note(f"pause {pause_s:.3g} s")
+            self.admission.leave(run)
             await asyncio.sleep(pause_s)
-        return True
+        return await self.admission.back(run)
 
     def _asks_for_patience(self, run: Run, reply: Reply) -> float | None:
         """Say how long an answer wants us to wait before asking again; None where it is the answer.
@@ -241,6 +283,7 @@ class Executor:
         A read, or a write with a key, that a busy or broken server could not serve is asked again (RFC 9110 sections
         15.6.3 to 15.6.5, RFC 6585 section 4).
         """
+        self.admission.answered(run, reply.status)
         if reply.status not in self._config.retry_statuses:
             return None
         host = run.request.host
@@ -284,16 +327,18 @@ class Executor:
         )
         if decision.action is Action.PROBE:
             held.probe()
-        elif decision.action is Action.KNOCK and held.peer is not None:
+        elif decision.action is Action.KNOCK and held.peer is not None and self.hedges:
             self._knock(held.peer)
         elif decision.action is Action.FRESH:
             lane.note(f"{held.peer} is silent: {decision.why}")
             held.doubt()
-            self._open_beside(lane)
+            if self.hedges:
+                self._open_beside(lane)
         elif decision.action is Action.GIVE_UP and lane.fresh_at is None:
             lane.note(f"{held.peer} does not answer: {decision.why} ({timeouts.basis})")
             held.distrust()
             lane.given_up = True
+            self.admission.silent(run)
             self._leave(lane, may_open=may_open)
         elif held.mute and lane.fresh_at is None and self._steering.room(run.request.host):
             lane.note(f"{held.peer} does not answer another request either")
@@ -343,12 +388,15 @@ class Executor:
             await asyncio.wait(tasks)
 
     def _open_beside(self, lane: Lane, *, hedge: bool = False) -> None:
-        """Take another step beside a silent or (`hedge`) late lane, where request, budget and deadline allow one."""
+        """Take another step beside a silent or (`hedge`) late lane, where request, host, budget and deadline allow."""
         run = lane.run
         if not hedge:
             lane.fresh_at = self._loop.time()
             if self._h1:
                 recourse.find_blocked(lane, self._steering)
+        if run.gate is not None and not run.gate.may_beside:
+            run.trace.note(f"{run.gate.host} has too much to do for another attempt beside")
+            return
         verdict = self._steering.may_retry(run.request.host, heard=lane.heard())
         if not verdict.allowed:
             run.trace.note(verdict.why)
@@ -363,7 +411,9 @@ class Executor:
             run.left.add(lane.held.peer)  # not on the connection that is late
         other.note(f"try {step.means}{_where(step)}")
         run.trace.handed_down(run.shape.request_bytes)
-        run.beside(other, self._run_beside(other), functools.partial(_beside_failed, other, lane))
+        self._hedged(run.shape.request_bytes)
+        task = run.beside(other, self._run_beside(other), functools.partial(_beside_failed, other, lane))
+        self.admission.beside(run, task)
 
     async def _run_beside(self, lane: Lane) -> Reply:
         try:
@@ -391,11 +441,11 @@ class Executor:
         run.answering = reply.held
         run.bytes_down = _length(reply.headers)
         began = self._loop.time()
-        watch: _StreamWatch | None = None
+        watch: StreamWatch | None = None
         if streams:
             source.patience(known.stream_timeout_s if known.stream_timeout_s is not None else math.inf)
             if reply.held is not None:
-                watch = _StreamWatch(self._steering, self._pool, reply.held)
+                watch = StreamWatch(self._steering, self._pool, reply.held)
         elif may_resume:
             self._be_patient(run, source)
 
@@ -451,6 +501,7 @@ class Executor:
         finally:
             run.request = request
             run.end_lanes()
+            self.admission.leave(run)
 
     # -- the steps ----------------------------------------------------------------------------------------------------
     def _nothing_tried(self, run: Run) -> errors.TransportError:
@@ -568,6 +619,7 @@ class Executor:
             protocol=reply.carrier,
             tls_port=run.request.port if run.request.scheme == "https" else 0,
         )
+        self.admission.learn(run, *self._steering.link(run.request.host))
 
     def _judged(self, lane: Lane, error: errors.TransportError) -> Failed:
         """Say what the failure of an attempt means, and learn from it."""
@@ -589,39 +641,6 @@ class Executor:
             recourse.find_blocked(lane, self._steering)
         silent = isinstance(error, errors.DeadlineExceeded) and not lane.heard()
         return Failed(error, reused=reused, untouched=untouched, heard=not silent)
-
-
-class _StreamWatch:
-    """Sees to it that an answer which may be silent for hours is not waited for on a connection that is dead.
-
-    Silence is no failure of a stream; but a connection that does not answer a ping is closed, which ends it.
-    """
-
-    __slots__ = ("_held", "_loop", "_pool", "_steering", "_timer")
-
-    def __init__(self, steering: Steering, pool: HttpPool, held: Held) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._steering = steering
-        self._pool = pool
-        self._held = held
-        self._timer = self._loop.call_later(limits.STALL_LIVENESS_S, self._look)
-
-    def _look(self) -> None:
-        held = self._held
-        decision = self._steering.look_idle(held)
-        if decision.action is Action.PROBE:
-            held.probe()
-        elif decision.action is Action.GIVE_UP:
-            stream = held.stream
-            self._pool.leave(lambda each: each is stream)
-            return
-        asked = held.probe_age_s(self._loop.time()) is not None
-        again_s = limits.HEARTBEAT_ANSWER_S if asked else decision.look_again_s
-        self._timer = self._loop.call_later(again_s, self._look)
-
-    def end(self) -> None:
-        """The stream is over."""
-        self._timer.cancel()
 
 
 def _has_key(request: HttpRequest) -> bool:

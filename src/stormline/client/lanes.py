@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stormline.client.rules import ClearHttp
     from stormline.core.values import Address
     from stormline.outbound.held import Held
+    from stormline.policy.admission import Gate
 
 
 class CallLimits(NamedTuple):
@@ -36,7 +37,8 @@ class CallLimits(NamedTuple):
         resends: a request that may have been processed may be sent again, where its method allows that.
         preset: how often each means is tried.
         clear: consent to clear HTTP, None for none.
-        priority: of the request, 0 to 9; None: as usual.
+        urgency: 0 to 7, as RFC 9218's.
+        wait_network_s: how long it may wait for a network; 0 for not at all.
     """
 
     deadline_s: float
@@ -46,7 +48,8 @@ class CallLimits(NamedTuple):
     resends: bool
     preset: Preset = ORDINARY
     clear: "ClearHttp | None" = None
-    priority: int | None = None
+    urgency: int = 3
+    wait_network_s: float = 0.0
 
 
 class Failed(Exception):
@@ -118,11 +121,14 @@ class Run:
         queued: others were under way when it began.
         key: it matters more than others; see `steering.Call`.
         bytes_down: of the answer, as far as they are still to come; -1 where nobody knows.
+        gate, level, admitted_at, came_at, judged, urgency: see `admission.Guest`.
+        park_until, wait_network_s, deadline_s: see `parking.Waiting`.
     """
 
-    __slots__ = ("_interrupted", "_task", "_waiter", "_won", "answering", "asked_at", "blocked", "body", "bytes_down",
-                 "ends_at", "first_byte_s", "key", "ladder", "left", "limits", "loop", "off", "others", "over",
-                 "queued", "request", "shape", "trace")  # fmt: skip
+    __slots__ = ("_interrupted", "_task", "_waiter", "_won", "admitted_at", "answering", "asked_at", "blocked", "body",
+                 "bytes_down", "came_at", "ends_at", "first_byte_s", "gate", "judged", "key", "ladder", "left", "level",
+                 "limits", "loop", "off", "others", "over", "park_until", "queued", "request", "shape", "trace",
+                 "urgency")  # fmt: skip
     ladder: Ladder
 
     def __init__(
@@ -144,7 +150,14 @@ class Run:
         self.asked_at: float | None = None
         self.first_byte_s: float | None = None
         self.bytes_down = -1
-        self.queued = self.key = call_limits.preset.name == "key"
+        self.queued = False
+        self.key = call_limits.preset.name == "key"
+        self.gate: Gate | None = None
+        self.level = 0
+        self.admitted_at = self.came_at = 0.0
+        self.judged = False
+        self.urgency = call_limits.urgency
+        self.park_until: float | None = None
         self._task: asyncio.Task[object] | None = None  # the caller's, while the first lane runs in it
         self._interrupted = False
         self._won: Reply | None = None
@@ -154,6 +167,16 @@ class Run:
         """Give the moment at which a silence since `quiet_since` has been too long."""
         silence_s = self.limits.read_timeout_s
         return self.ends_at if silence_s is None else min(self.ends_at, quiet_since + silence_s)
+
+    @property
+    def deadline_s(self) -> float:
+        """How long it may take once it goes."""
+        return self.limits.deadline_s
+
+    @property
+    def wait_network_s(self) -> float:
+        """How long it may wait for a network."""
+        return self.limits.wait_network_s
 
     def remaining(self) -> float:
         """Seconds until the deadline."""
@@ -196,8 +219,8 @@ class Run:
 
     def beside(
         self, lane: "Lane", attempt: Coroutine[None, None, Reply], failed: Callable[[BaseException], None]
-    ) -> None:
-        """Run a lane beside those there are; where there are too many already, one that was given up ends.
+    ) -> asyncio.Task[Reply]:
+        """Run a lane beside those there are, as a task; where there are too many already, one that was given up ends.
 
         Args:
             lane: what is told of the attempt.
@@ -209,6 +232,7 @@ class Run:
         task = asyncio.create_task(attempt, name="another attempt")
         self.others[task] = lane
         task.add_done_callback(lambda _: self._other_done(task, failed))
+        return task
 
     def _other_done(self, task: asyncio.Task[Reply], failed: Callable[[BaseException], None]) -> None:
         self.others.pop(task, None)

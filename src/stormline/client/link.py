@@ -252,6 +252,8 @@ class Link:
         self.stream = stream
         self._listener = listener
         self.machine = connection.Connection(Role.CLIENT, self._loop.time(), heartbeat_s=heartbeat_s)
+        self._heartbeat_s = heartbeat_s
+        self.woke: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self.welcome: messages.Welcome | None = None
         self.closed: e.Closed | None = None
         self._calls: dict[int, LinkCall] = {}
@@ -465,6 +467,7 @@ class Link:
 
     def _on_timer(self) -> None:
         self._timer = None
+        self.woke()
         self.machine.handle_timer(self._loop.time())
         self._pump()
 
@@ -495,8 +498,7 @@ class Link:
                 self._listener.link_call_data(self, event)
             case e.Welcomed():
                 self.welcome = event.welcome
-                if event.welcome.heartbeat_s > 0:
-                    self.machine.heartbeat_s = min(self.machine.heartbeat_s or 1e9, event.welcome.heartbeat_s)
+                self._set_heartbeat()
                 self._listener.link_welcomed(self, event.welcome)
             case e.Closed():
                 self._end(event)
@@ -506,6 +508,17 @@ class Link:
                 self._call_ended()
             case e.PongReceived() | e.HelloReceived() | e.PushAcked():
                 pass
+
+    def set_heartbeat(self, heartbeat_s: float) -> None:
+        """Ask for a sign of life after this much silence from now on, or earlier where the gateway wants it."""
+        self._heartbeat_s = heartbeat_s
+        if self.closed is None:
+            self._set_heartbeat()
+            self._arm()
+
+    def _set_heartbeat(self) -> None:
+        asked_s = self.welcome.heartbeat_s if self.welcome is not None else 0.0
+        self.machine.heartbeat_s = min(self._heartbeat_s, asked_s) if asked_s > 0 else self._heartbeat_s
 
     def _to_call(self, event: e.ReplyReceived | e.DataReceived | e.CreditGranted) -> None:
         call = self._calls.get(event.call_id)

@@ -16,6 +16,7 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream
 from stormline.outbound.pool import Connector
+from stormline.policy.activity import Conduct
 from stormline.policy.reconnect import Reconnect, renewable
 from stormline.wire import events as e
 from stormline.wire import messages
@@ -80,6 +81,9 @@ class LongLine:
         self._suspects: list[str] = []
         self._lost = asyncio.Event()
         self._renewed = False
+        self._nudge = asyncio.Event()
+        self._heartbeat_s = limits.HEARTBEAT_S
+        self.woke: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self.listener: LineListener | None = None
         self.last_refusal: errors.RefusedError | None = None
 
@@ -224,7 +228,8 @@ class LongLine:
         return stream
 
     def _start(self, stream: Stream, token: str) -> Link:
-        link = Link(stream, self)
+        link = Link(stream, self, heartbeat_s=self._heartbeat_s)
+        link.woke = self.woke
         try:
             link.start(
                 messages.Hello(
@@ -285,9 +290,13 @@ class LongLine:
     async def _keep(self) -> None:
         while (due := self._reconnect.keep_timer()) is not None:
             if (pause := due - self._loop.time()) > 0:
-                await asyncio.sleep(pause)
+                self._nudge.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._nudge.wait()
                 continue  # it may have changed meanwhile
             self._lost.clear()
+            self.woke()
             try:
                 if self.link is None:
                     await self._join_opening(lambda stage: None)
@@ -374,6 +383,15 @@ class LongLine:
         for link in [*self._leaving, *([self._link] if self._link is not None else [])]:
             link.network_changed(gone)
         self._reconnect.reset()  # after them: a link that ends here plans its return, and there is nothing to wait for
+        self._nudge.set()
+
+    def behave(self, conduct: Conduct) -> None:
+        """Behave as the user's activity asks: heartbeat, and when a link comes back that nobody waits for."""
+        self._heartbeat_s = conduct.heartbeat_s
+        for link in (*self._leaving, *([self._link] if self._link is not None else [])):
+            link.set_heartbeat(conduct.heartbeat_s)
+        self._reconnect.set_pace(conduct.return_first_s, conduct.return_max_s)
+        self._nudge.set()
 
     def abandon(self) -> None:
         """Drop everything at once, without a word; also for a line whose event loop is closed."""

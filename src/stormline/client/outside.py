@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from stormline.core.clock import Clock, Rng
 from stormline.net import trust
 from stormline.net.clock import SystemClock, SystemRng
-from stormline.net.local import is_assigned
+from stormline.net.local import has_route, is_assigned
 from stormline.net.resolve import Resolver
 from stormline.net.stream import open_tcp
 from stormline.outbound.dial import AddressSource, OpenTcp
@@ -76,6 +76,7 @@ class Outside:
         open_mptcp: the same by Multipath TCP where there is any.
         trust: makes TLS contexts.
         is_assigned: says whether an address is one of the machine's own now.
+        has_route: says whether it has a way out at all.
         resolver: makes what turns names into addresses; each client has one of its own.
         environ: its environment variables, for the proxies they name.
         aside: does what may block elsewhere than on the loop.
@@ -87,6 +88,7 @@ class Outside:
     open_mptcp: OpenTcp = _open_mptcp
     trust: Trust = trust
     is_assigned: Callable[[str], bool] = is_assigned
+    has_route: Callable[[], bool] = has_route
     resolver: Callable[[], Names] = Resolver
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     aside: Callable[[Callable[[], None]], Awaitable[None]] = on_thread

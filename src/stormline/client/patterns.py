@@ -8,6 +8,8 @@ The caller may say it outright, by request extensions (`client.get(url, extensio
 | `stormline.hold_s` | seconds | how long the server of a long poll may hold it; alone it makes the request one |
 | `stormline.answer_bytes` | bytes | expected size of the answer; a large one makes the request a download |
 | `stormline.server_cost_s` | seconds | how long the server works on it |
+| `stormline.wait_for_network` | seconds or True | how long it may wait where there is no network |
+| `stormline.priority` | str or int | `key`, `normal`, `background`, or an urgency of RFC 9218, 0 (first) to 7 |
 
 Else the request itself tells: it accepts an event stream before anything else; its body is large or of unknown length.
 What the request did not tell the head of its answer may.
@@ -20,6 +22,7 @@ from typing import Any, Final
 from stormline.core import errors, limits
 from stormline.outbound.messages import Headers
 from stormline.policy import shape
+from stormline.policy.admission import BACKGROUND, NORMAL, URGENCIES
 from stormline.policy.shape import Pattern, RequestShape
 
 _PATTERNS: Final = {pattern.value: pattern for pattern in Pattern}
@@ -134,6 +137,38 @@ def _told(extensions: Mapping[str, Any], found: RequestShape) -> RequestShape:
         server_cost_s=server_cost_s,
         hold_s=hold_s,
     )
+
+
+def urgency(value: object) -> int:
+    """Give the urgency that a priority stands for: 0, the most urgent, to 7 (RFC 9218 section 4.1); None: as usual.
+
+    Raises:
+        LocalProtocolError: the extension has a wrong value; the message names it and what is expected.
+    """
+    if value is None:
+        return NORMAL
+    known = URGENCIES.get(value) if isinstance(value, str) else None
+    if known is not None:
+        return known
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= BACKGROUND:
+        raise errors.LocalProtocolError(
+            f"stormline.priority={value!r}: expected one of {', '.join(URGENCIES)}, or a number from 0 to {BACKGROUND}"
+        )
+    return value
+
+
+def wait_for_network_s(extensions: Mapping[str, Any]) -> float:
+    """Give how long a request waits where there is no network; 0 where it does not.
+
+    Raises:
+        LocalProtocolError: the extension has a wrong value.
+    """
+    value = extensions.get("stormline.wait_for_network")
+    if value is None or value is False:
+        return 0.0
+    if value is True:
+        return limits.PARK_S
+    return _number(extensions, "stormline.wait_for_network", "seconds", limits.CALL_DEADLINE_MAX_S) or 0.0
 
 
 def _pattern(value: object) -> Pattern:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from stormline.client import patterns
 from stormline.core import errors, limits, limits_means
 from stormline.core.values import Address, parse_address
 from stormline.policy import presets
@@ -74,7 +75,8 @@ class BusinessRule:
         tries: other numbers of tries, by means; see `Preset.with_tries`.
         clear: consent to clear HTTP; `clear` in `tries` says how often (1 where it is not named).
         deadline_s: as `Config.deadline_s`, for these requests; a request's own counts before it.
-        priority: 0 (may wait) to `limits_means.RULE_PRIORITY_MAX` (first); None: as usual.
+        priority: who goes first where not all can go: `key`, `normal`, `background`, or 0 (first) to 7 (RFC 9218's
+            urgency); None: as usual. A request's own `stormline.priority` counts before it.
         business: tag for statistics.
         parse: asked for its verdict on each whole answer, before the client's own; see `AsyncClient`.
         parse_wait_s: seconds that the record of a call without a verdict waits for `mark_parsed` after its end.
@@ -87,7 +89,7 @@ class BusinessRule:
     tries: Mapping[str, int] = field(default_factory=dict)
     clear: ClearHttp | None = None
     deadline_s: float | None = None
-    priority: int | None = None
+    priority: int | str | None = None
     business: str = ""
     parse: Parse | None = None
     parse_wait_s: float = 0.0
@@ -122,10 +124,10 @@ class BusinessRule:
         ):
             if value is not None and (not _is_number(value) or not 0 < value <= most):
                 raise errors.ConfigError(f"{name}={value!r}: expected seconds in (0, {most:.0f}]")
-        if self.priority is not None and not is_whole(self.priority, 0, limits_means.RULE_PRIORITY_MAX):
-            raise errors.ConfigError(
-                f"priority={self.priority!r}: expected a number from 0 to {limits_means.RULE_PRIORITY_MAX}"
-            )
+        try:
+            patterns.urgency(self.priority)
+        except errors.LocalProtocolError as error:
+            raise errors.ConfigError(str(error).removeprefix("stormline.")) from None
         parse: object = self.parse
         if parse is not None and not callable(parse):
             raise errors.ConfigError(f"parse: expected a function, not {type(parse).__name__}")

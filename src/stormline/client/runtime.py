@@ -11,12 +11,14 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Mapping, Sequenc
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
-from stormline.client import patterns
+from stormline.client import joining, patterns
 from stormline.client.answer import Answer
 from stormline.client.config import Config, matches
+from stormline.client.costs import Costs, Counting
 from stormline.client.executor import Executor
 from stormline.client.lanes import CallLimits
 from stormline.client.outside import REAL, Outside
+from stormline.client.parking import Parking
 from stormline.client.preconnect import Preconnector
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
@@ -29,7 +31,9 @@ from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import Connector, HttpPool
 from stormline.outbound.proxy import ProxyDialer
 from stormline.policy import presets
+from stormline.policy.activity import CONDUCT, Activity
 from stormline.policy.presets import Preset
+from stormline.policy.resend import SAFE_METHODS
 from stormline.policy.shape import Network, Pattern, RequestShape
 from stormline.telemetry.timeline import CallRecord
 
@@ -49,7 +53,9 @@ _MORE_ADDRESSES: Final = ("pinned", "backup_addresses")
 """Settings that name addresses of origins too, where a config has them."""
 HTTPX_TIMEOUT_S: Final = 5.0
 """What httpx and httpx2 give every request whose caller says nothing of time."""
-_TIME_EXTENSIONS: Final = frozenset({"stormline.deadline_s", "stormline.plan", "stormline.retries"})
+_TIME_EXTENSIONS: Final = frozenset(
+    {"stormline.deadline_s", "stormline.plan", "stormline.priority", "stormline.retries", "stormline.wait_for_network"}
+)
 _NO_LIMITS: Final = CallLimits(0.0, None, None, None, False)
 """Stands where no call has been yet."""
 CLIENT_NAME = f"stormline/{metadata.version('stormline')}"
@@ -84,6 +90,9 @@ class Runtime:
             wall_s=self.clock.wall,
             prefers_ipv4=lambda host: matches(host, config.prefer_ipv4),
         )
+        self.counting = Counting(self.steering.busy)
+        self.parking = Parking(outside.has_route, config.network_port, self.counting.woke)
+        self.conduct = CONDUCT[Activity.FOREGROUND]
         context, h1_context = _contexts(config, foreign_context, outside, alpn)
         self._pool = HttpPool(self._dialer(context, self.steering, h1_context), self.clock)
         self.preconnector = Preconnector(config, self._pool, self._proxies)
@@ -97,6 +106,7 @@ class Runtime:
         self._recorder: Recorder | None = None
         self.on_record: Callable[[CallRecord], None] | None = None
         self._usual: tuple[tuple[float | None, float | None] | None, CallLimits] = (None, _NO_LIMITS)
+        self._joining = joining.Joining()
         self._over = False
         if config.bundle is not None:
             self._join(config, config.bundle.app)
@@ -107,14 +117,19 @@ class Runtime:
             steering=self.steering,
             rng=self.rng,
             wall_s=self.clock.wall,
-            open_tcp=outside.open_tcp,
+            open_tcp=self.counting.measured(outside.open_tcp),
             scheduling=self.scheduling,
             longline=self.longline,
             proxies=self._proxies,
             left=functools.partial(_left, weakref.ref(self)),
             addresses=addresses,
             h1=h1_context is not None,
+            parking=self.parking,
+            hedged=self.counting.hedged,
         )
+        for pool in (self._pool, self._roles_pool):
+            if pool is not None:
+                pool.on_wake = self.counting.woke
         self.preconnector.scheduling, self.preconnector.longline = self.scheduling, self.longline
         if config.preconnect:
             self.preconnector.begin(self._wanted(config.preconnect))
@@ -146,10 +161,11 @@ class Runtime:
     ) -> Connector:
         # A caller's own context cannot be copied, so it is offered as it is.
         offers = None if h1_context is None else _Offers(self.steering, context, h1_context)
+        open_tcp = self._outside.open_mptcp if self.config.mptcp else self._outside.open_tcp
         dialer = Dialer(
             self._resolver,
             context,
-            open_tcp=self._outside.open_mptcp if self.config.mptcp else self._outside.open_tcp,
+            open_tcp=self.counting.measured(open_tcp),
             advice=advice,
             sessions=self._sessions,
             h1_context=h1_context,
@@ -191,6 +207,7 @@ class Runtime:
         self.scheduling = Scheduling(config, bundle, self._roles_pool, self.clock, self._store)
         long_dialer = self._dialer(long_context, roles=True)
         self.longline = LongLine(config, app, self.scheduling, long_dialer, self.rng, CLIENT_NAME)
+        self.longline.woke = self.counting.woke
         if config.report:
             self._recorder = Recorder(
                 self._roles_pool,
@@ -290,7 +307,23 @@ class Runtime:
             extensions=extensions,
         )
         request = HttpRequest(method, scheme, host, port, target, headers, body)
-        return self._executor.execute(request, shape, self._limits(shape, extensions, rule), trace)
+        call_limits = self._limits(shape, extensions, rule)
+        joins = extensions.get("stormline.join_reads", self.config.join_reads)
+        if not joins and method in SAFE_METHODS:
+            return self._executor.execute(request, shape, call_limits, trace)
+        send = functools.partial(self._executor.execute, request, shape, call_limits, trace)
+        if method not in SAFE_METHODS:
+            return self._write(request, send)
+        key = joining.key_of(request, shape.pattern) if joins else None
+        return send() if key is None else self._joining.get(key, send, trace, call_limits)
+
+    async def _write(self, request: HttpRequest, send: Callable[[], Coroutine[None, None, Answer]]) -> Answer:
+        """Send what may change what reads that are under way will find: nobody joins those any more."""
+        self._joining.written(request)
+        try:
+            return await send()
+        finally:
+            self._joining.written(request)
 
     def _limits(
         self, shape: RequestShape, extensions: Mapping[str, Any], rule: "BusinessRule | None" = None
@@ -323,19 +356,36 @@ class Runtime:
         resends = extensions.get("stormline.retries", True)
         if not isinstance(resends, bool):
             raise errors.LocalProtocolError(f"stormline.retries={resends!r}: expected True or False")
+        preset = _preset(extensions, rule)
         found = CallLimits(
             deadline_s=min(deadline_s, limits.CALL_DEADLINE_MAX_S),
             read_timeout_s=read_s,
             connect_timeout_s=connect_s,
             stream_timeout_s=read_s if asked else None,
             resends=resends,
-            preset=_preset(extensions, rule),
+            preset=preset,
             clear=None if rule is None else rule.clear,
-            priority=None if rule is None else rule.priority,
+            urgency=_urgency(extensions, rule, preset),
+            wait_network_s=patterns.wait_for_network_s(extensions),
         )
         if plain is not None:
             self._usual = (plain, found)
         return found
+
+    @property
+    def costs(self) -> Costs:
+        """What the client has cost so far."""
+        return self.counting.read(joined=self._joining.joined)
+
+    def set_activity(self, activity: Activity | str) -> None:
+        """Behave as `policy.activity` has it for what the user does now; see `AsyncTransport.set_activity`."""
+        try:
+            self.conduct = CONDUCT[Activity(activity)]
+        except ValueError:
+            raise errors.ConfigError(f"activity {activity!r}: expected one of {', '.join(Activity)}") from None
+        self._executor.hedges = self.conduct.hedges
+        if self.longline is not None:
+            self.longline.behave(self.conduct)
 
     def network_changed(self) -> None:
         """Leave what the network that was left behind carried, and doubt the rest; see `AsyncTransport`."""
@@ -354,6 +404,8 @@ class Runtime:
                 pool.doubt()
         if self.longline is not None:
             self.longline.network_changed(gone)
+        self._executor.admission.network_changed()
+        self.parking.changed()
 
     def forget(self) -> None:
         """Forget what was learned of networks, also what is kept of it on disk; see `AsyncTransport.forget`."""
@@ -371,6 +423,7 @@ class Runtime:
             return
         self._over = True
         self._awaited.clear()
+        self.parking.close()
         for part in (self._recorder, self.longline, self.scheduling, self._memory, self.preconnector):
             if part is not None:
                 part.abandon()
@@ -404,6 +457,8 @@ class Runtime:
         if self._recorder is not None:
             await self._recorder.aclose()
         await self.preconnector.aclose()
+        self.parking.close()
+        await self._joining.aclose()
         await self._executor.aclose()
         if self._memory is not None:
             await self._memory.aclose()
@@ -436,6 +491,16 @@ def _rules(config: Config) -> "tuple[Rules | None, Mapping[str, tuple[Address, .
     from stormline.client import rules  # only who has some pays for them
 
     return rules.Rules(config.rules) if config.rules else None, rules.known_addresses(config)
+
+
+def _urgency(extensions: Mapping[str, Any], rule: "BusinessRule | None", preset: Preset) -> int:
+    """Give the urgency of a request: its own, else its rule's, else that of its plan."""
+    told = extensions.get("stormline.priority")
+    if told is None and rule is not None:
+        told = rule.priority
+    if told is None and preset.name == presets.KEY.name:
+        told = "key"
+    return patterns.urgency(told)
 
 
 class _Offers:

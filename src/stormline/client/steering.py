@@ -227,6 +227,10 @@ class Steering:
         self._calls[call] = None
         self.budget.observe_request(host, self._loop.time())
 
+    def busy(self) -> bool:
+        """Calls are under way."""
+        return bool(self._calls)
+
     def leave(self, call: Call) -> None:
         """A call is over, its answer's body with it."""
         self._calls.pop(call, None)
@@ -314,6 +318,12 @@ class Steering:
                 state=self.timeouts.state(self.network, now),
             )
         )
+
+    def link(self, host: str) -> tuple[bool, float | None, float | None]:
+        """Give what `client.admission` asks of the link: whether it is weak, its measured rate and round trip."""
+        rates = self.timeouts.bytes_per_s(self.network, self._loop.time())
+        known = [rate for rate in rates if rate is not None]
+        return not self.room(host), min(known, default=None), self.timeouts.rtt_s(self.network, host, 0.5)
 
     def may_retry(self, host: str, *, heard: bool) -> RetryVerdict:
         """Ask for one repetition; see `RetryBudget.plan`."""

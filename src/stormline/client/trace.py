@@ -1,5 +1,6 @@
 """What is known of one call while it runs: its timeline, its attempts, and in the end its record."""
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -144,6 +145,15 @@ class CallTrace:
         self.record.failure, self.record.phase = _kind(error), _phase(error, self.timeline.stage)
         self.record.ok_network = self.record.ok_http = False
         self.finish()
+
+    def part(self, error: BaseException) -> None:
+        """The caller gives up, and what it began goes on for others: the record of its call is made now."""
+        sink, self._sink = self._sink, None
+        if sink is not None and not self._finished:
+            gone = copy.deepcopy(self.record)
+            gone.failure, gone.phase = _kind(error), _phase(error, self.timeline.stage)
+            gone.total_ms = (self._monotonic() - self._start) * 1000
+            sink(gone)
 
     def parsed(self, ok: bool, reason: str = "") -> None:
         """The business's own verdict on the body; the last one counts, until the record has been sent.

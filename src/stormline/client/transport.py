@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from stormline.client.answer import Answer
 from stormline.client.background import BACKGROUND, PulledBody
 from stormline.client.config import Config, load_bundle
+from stormline.client.costs import Costs
 from stormline.client.flavours import flavour_of
 from stormline.client.outside import REAL, Outside
 from stormline.client.runtime import ForeignContext, Runtime
 from stormline.core import errors
+from stormline.policy.activity import Activity
 
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport, BaseTransport
@@ -102,6 +104,7 @@ class AsyncTransport(AsyncBaseTransport):
         self._verify = verify
         self._outside = outside
         self._runtime: Runtime | None = None
+        self._activity = Activity.FOREGROUND
 
     async def __aenter__(self) -> Self:
         """Give the transport; it is made ready at its first request, or now where `Config.preconnect` asks for it."""
@@ -137,6 +140,7 @@ class AsyncTransport(AsyncBaseTransport):
                 )
             runtime.abandon()
         self._runtime = Runtime(self._config, foreign_context=self._verify, outside=self._outside)
+        self._runtime.set_activity(self._activity)
         return self._runtime
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -188,6 +192,27 @@ class AsyncTransport(AsyncBaseTransport):
             from stormline.client.memory import NetworkFiles
 
             NetworkFiles(self._config.store).forget()
+
+    def set_activity(self, activity: Activity | str) -> None:
+        """Say what the user does with the app: `foreground` (from the start), `background` or `inactive`.
+
+        What nobody waits for is put off in the background, and nothing is made on suspicion: see `policy.activity`.
+        Requests are served at once in every state. To be called on the event loop the transport is used on.
+
+        Raises:
+            ConfigError: there is no such activity.
+        """
+        try:
+            self._activity = Activity(activity)
+        except ValueError:
+            raise errors.ConfigError(f"activity {activity!r}: expected one of {', '.join(Activity)}") from None
+        if self._runtime is not None and not self._runtime.loop.is_closed():
+            self._runtime.set_activity(self._activity)
+
+    @property
+    def costs(self) -> Costs:
+        """What it has cost so far: bytes, connections, wake-ups, hedges. Counted anew for each event loop."""
+        return self._runtime.costs if self._runtime is not None else Costs()
 
     async def aclose(self) -> None:
         """Send what telemetry is left, and close every connection.
@@ -272,6 +297,21 @@ class Transport(BaseTransport):
 
     async def _forgotten(self) -> None:
         self._inner.forget()
+
+    def set_activity(self, activity: Activity | str) -> None:
+        """Say what the user does with the app; see `AsyncTransport.set_activity`. Any thread may call it."""
+        if self._inner.used:
+            BACKGROUND.run(self._behave(activity))
+        else:
+            self._inner.set_activity(activity)
+
+    async def _behave(self, activity: Activity | str) -> None:
+        self._inner.set_activity(activity)
+
+    @property
+    def costs(self) -> Costs:
+        """What it has cost so far; see `AsyncTransport.costs`."""
+        return self._inner.costs
 
     def close(self) -> None:
         """Send what telemetry is left, and close every connection."""

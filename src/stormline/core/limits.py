@@ -811,3 +811,31 @@ STALL_LOOK_S_MIN: Final = 0.05
 """Shortest such pause."""
 LAB_LINGER_S: Final = 2.0
 """How long the laboratory's servers take no notice of what a client still sends on a connection they have closed."""
+
+# -- admission and activity -------------------------------------------------------------------------------------------
+ADMISSION_FULL: Final = 1024
+"""Requests in flight to one host that never showed trouble: more than pool and streams carry, so nobody waits here."""
+ADMISSION_HOSTS_MAX: Final = 4096
+"""Hosts whose room is kept, 150 to 800 bytes each; those that are whole and unused go first."""
+ADMISSION_WAITING_MAX: Final = 4096
+"""Requests that wait for room over all hosts, or for one read: at five answers a second most are past any patience."""
+ADMISSION_AGE_S: Final = 1.0
+"""Age that counts as one of RFC 9218's eight steps of urgency: background work waits 7 s longer than a key request."""
+ADMISSION_SILENT_FLOOR: Final = 4
+"""Room that time-outs alone leave to a host: they may be the network's, and then more lanes are what helps."""
+ADMISSION_GRADIENT_FLOOR: Final = 12
+"""Room that slow answers alone leave to a host: twice what a browser keeps in flight over HTTP/1.1."""
+ADMISSION_WEAK_FLOOR: Final = 8
+"""Room that a weak link leaves to a host, however little it carries: eight small answers are a second of EDGE."""
+ADMISSION_MEMORY_S: Final = 300.0
+"""Time without a sign of trouble after which a host's room is whole again."""
+JOIN_FLIGHTS_MAX: Final = 256
+"""Reads under way at once that others may join; beyond it each goes by itself."""
+JOIN_BODY_BYTES_MAX: Final = 256 * 1024
+"""Largest body held for all of them; a larger one is its first caller's, and the others go themselves."""
+PARKED_MAX: Final = 256
+"""Requests of one client that wait for the network; beyond it one fails with QueueFull."""
+PARK_S: Final = 300.0
+"""How long such a request waits that names no time: a ride through a tunnel, several times over."""
+PARK_LOOK_S: Final = 2.0
+"""Pause between two looks for a route where nothing tells when the network is back; nothing is sent."""

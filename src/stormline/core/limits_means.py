@@ -17,8 +17,6 @@ RULE_PATH_CHARS_MAX: Final = 256
 """A rule's path pattern; it is written by hand."""
 RULE_MATCHES_CACHED: Final = 1024
 """Method, host and path whose rule is remembered: an app asks for few paths, over and over."""
-RULE_PRIORITY_MAX: Final = 9
-"""The greatest priority a rule can give."""
 MEANS_HOSTS_MAX: Final = 256
 """Hosts with addresses in the settings."""
 MEANS_ADDRESSES_MAX: Final = 16

@@ -3,6 +3,32 @@
 import errno
 import ipaddress
 import socket
+from typing import Final
+
+_NO_ROUTE: Final = frozenset(
+    {errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+)
+
+
+_DOCUMENTATION: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses that nobody has (RFC 5737, RFC 3849): on the way to them is the default route, and no packet."""
+
+
+def has_route() -> bool:
+    """Say whether this machine has a way out: a route to addresses that are not its own.
+
+    Asked of the kernel by connecting a UDP socket, which sends nothing. Where that fails for another reason than a
+    missing route the machine counts as having one.
+    """
+    for family, host in _DOCUMENTATION:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((host, 9))
+        except OSError as error:
+            if error.errno in _NO_ROUTE:
+                continue
+        return True
+    return False
 
 
 def is_assigned(host: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from stormline.core import errors, limits
 from stormline.core.values import Address
 from stormline.net import tcpinfo
+from stormline.net.meter import UNREAD
 from stormline.net.sessions import SessionKey, TlsSessions, worth_keeping
 from stormline.net.tcpinfo import TcpInfo
 
@@ -182,11 +183,12 @@ class TcpStream:
 
     Attributes:
         heard_at: see `Stream.heard_at`.
+        meter: counts what passes.
     """
 
     __slots__ = ("_arrived", "_broken", "_drained", "_eager", "_fd", "_loop", "_poll", "_reader", "_receiving",
                  "_sending", "_sent", "_size_max", "_sock", "_tcp_info", "_watching", "_writer", "alpn", "heard_at",
-                 "local", "peer")  # fmt: skip
+                 "local", "meter", "peer")  # fmt: skip
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop, *, tcp_info: bool = True) -> None:
         self._loop = loop
@@ -203,6 +205,7 @@ class TcpStream:
         self._broken = False  # a send failed: what follows would not join what came before
         self._sent = 0
         self._eager = 0
+        self.meter = UNREAD
         self.alpn: str | None = None
         self.peer = Address(*sock.getpeername()[:2])
         self.local = Address(*sock.getsockname()[:2])
@@ -268,6 +271,7 @@ class TcpStream:
             self._broken = True
             raise
         self._sent += taken
+        self.meter.bytes_up += taken
         return taken
 
     async def receive(self, size_max: int = limits.RECEIVE_BYTES_MAX) -> bytes:
@@ -307,6 +311,7 @@ class TcpStream:
         if data:
             self._drained = len(data) < size_max
             self.heard_at = self._loop.time()
+            self.meter.bytes_down += len(data)
         return data
 
     def is_readable(self) -> bool:
@@ -752,6 +757,8 @@ async def start_tls(
     """
     try:
         stream = TlsStream(raw, context, server_name, sessions, port)
+        if isinstance(raw, TcpStream):
+            raw.meter.handshakes += 1
         try:
             await stream._handshake()
         except ssl.SSLError:

@@ -74,6 +74,7 @@ class HttpPool:
         self._serving = False
         self._checks: dict[Held, asyncio.Task[None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self.on_wake: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self._closed = False
 
     async def request(
@@ -777,6 +778,7 @@ class HttpPool:
 
     def _close_expired(self) -> None:
         self._sweep = None
+        self.on_wake()
         now = self._clock.monotonic()
         loop_now = asyncio.get_running_loop().time()
         soonest: list[float] = []

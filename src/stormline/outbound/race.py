@@ -13,6 +13,7 @@ The race itself runs in the dial's task and sleeps until something ended or is d
 """
 
 import asyncio
+import errno
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -23,6 +24,8 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream, TcpStream, reason_of
 
+NO_WAY_OUT: Final = frozenset({errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL})
+"""How the kernel says that nothing can leave for an address. Where it says so of all, the error's cause has one."""
 OpenTcp = Callable[[Address], Awaitable[TcpStream]]
 """Connects to one address; `net.stream.open_tcp` is the real one."""
 Shake = Callable[[TcpStream], Awaitable[Stream]]
@@ -451,7 +454,11 @@ class Race:
         story = f"no connection: {self.story()}"
         if any(isinstance(error, _TlsFailed) for error in self._failures.values()):
             return errors.TlsError(story, phase=Phase.TLS, maybe_delivered=False)
-        return errors.ConnectError(story, phase=Phase.CONNECT, maybe_delivered=False)
+        refused = errors.ConnectError(story, phase=Phase.CONNECT, maybe_delivered=False)
+        codes = [each.errno for each in self._failures.values() if isinstance(each, OSError)]
+        if codes and len(codes) == len(self._failures) and NO_WAY_OUT.issuperset(codes):
+            refused.__cause__ = next(iter(self._failures.values()))
+        return refused
 
     def _tell_won(self, winner: _Racer) -> None:
         repeats = f", {sum(self._repeats.values())} repeats" if self._repeats else ""

@@ -21,14 +21,28 @@ class Reconnect:
     counts as a failed try: a gateway that accepts and drops is not asked twice a second for ever.
     """
 
-    __slots__ = ("_failures", "_keep_from", "_not_before", "_stands_since", "_stopped")
+    __slots__ = ("_failures", "_first_s", "_keep_from", "_max_s", "_not_before", "_slow_until", "_stands_since",
+                 "_stopped")  # fmt: skip
 
     def __init__(self) -> None:
         self._failures = 0
         self._not_before = 0.0
         self._keep_from = 0.0
+        self._first_s, self._max_s = limits.RECONNECT_FIRST_S, limits.RECONNECT_MAX_S
+        self._slow_until = 0.0
         self._stands_since: float | None = None
         self._stopped = False
+
+    def set_pace(self, first_s: float, max_s: float) -> None:
+        """Have a connection that nobody waits for come back at another pace; a quicker one counts from now on.
+
+        Args:
+            first_s: span of the first return.
+            max_s: longest pause between two tries.
+        """
+        if first_s < self._first_s:
+            self._slow_until = 0.0
+        self._first_s, self._max_s = first_s, max_s
 
     def may_try(self, now: float) -> bool:
         """True where a connection may be opened at `now`."""
@@ -39,8 +53,8 @@ class Reconnect:
         return None if self._stopped else self._not_before
 
     def keep_timer(self) -> float | None:
-        """As `next_timer`, for a connection that nobody waits for: it also keeps to the spread of `observe_leave`."""
-        return None if self._stopped else max(self._not_before, self._keep_from)
+        """As `next_timer`, for a connection that nobody waits for: also by `observe_leave`'s spread and the pace."""
+        return None if self._stopped else max(self._not_before, self._keep_from, self._slow_until)
 
     @property
     def failing(self) -> bool:
@@ -55,7 +69,7 @@ class Reconnect:
     def observe_success(self, now: float) -> None:
         """A session stands."""
         self._stands_since = now
-        self._not_before = self._keep_from = 0.0
+        self._not_before = self._keep_from = self._slow_until = 0.0
 
     def observe_loss(self, now: float, chance: float) -> None:
         """A standing session was lost: come back soon, but not all at once.
@@ -66,6 +80,7 @@ class Reconnect:
         """
         if self._was_stable(now):
             self._not_before = now + limits.RECONNECT_FIRST_S * chance
+            self._slow_until = now + self._first_s * chance
         else:
             self.observe_failure(now, chance)
 
@@ -86,7 +101,9 @@ class Reconnect:
             chance: a draw from [0, 1).
             retry_after_s: earliest return the server asked for; believed up to `limits.RECONNECT_RETRY_AFTER_MAX_S`.
         """
-        span = min(limits.RECONNECT_MAX_S, limits.RECONNECT_FIRST_S * 2.0 ** min(self._failures, 16))
+        doubled = 2.0 ** min(self._failures, 16)
+        span = min(limits.RECONNECT_MAX_S, limits.RECONNECT_FIRST_S * doubled)
+        self._slow_until = now + min(self._max_s, self._first_s * doubled) * (0.5 + 0.5 * chance)
         self._failures += 1
         self._stands_since = None
         asked = min(max(0.0, retry_after_s or 0.0), limits.RECONNECT_RETRY_AFTER_MAX_S)
@@ -107,5 +124,5 @@ class Reconnect:
     def reset(self) -> None:
         """Something changed (token, network, plan): try at once."""
         self._failures = 0
-        self._not_before = self._keep_from = 0.0
+        self._not_before = self._keep_from = self._slow_until = 0.0
         self._stopped = False

@@ -177,6 +177,29 @@ class RetryAsk:
     later: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One call that waited before its host, and was let in.
+
+    Attributes:
+        device: whose.
+        host: to whom.
+        call_id: which.
+        urgency: 0 to 7.
+        came_s: when it first came to the gate, virtual time.
+        queued_s: when it got into the line.
+        granted_s: when it might go.
+    """
+
+    device: str
+    host: str
+    call_id: str
+    urgency: int
+    came_s: float
+    queued_s: float
+    granted_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class DirectHistory:
     """What is looked at in worlds whose clients ask origins themselves.
@@ -188,6 +211,7 @@ class DirectHistory:
         connects: connections begun, as (device, address, virtual time).
         dark: when a device's link was dark both ways, as (device, from, to).
         stories: what each call told of itself.
+        waits: calls that waited for room before their hosts, in the order they went.
         left: what a client still held when it had nothing to do, or after it was closed.
     """
 
@@ -197,6 +221,7 @@ class DirectHistory:
     connects: list[tuple[str, str, float]] = field(default_factory=list)
     dark: list[tuple[str, float, float]] = field(default_factory=list)
     stories: dict[str, list[str]] = field(default_factory=dict)
+    waits: list[Wait] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from stormline.core import limits
-from stormline.testing.history import Attempt, CallEntry, History, RetryAsk
+from stormline.policy.admission import BACKGROUND
+from stormline.testing.history import Attempt, CallEntry, History, RetryAsk, Wait
 from stormline.testing.invariants import DEADLINE_SLACK_S, Invariant
 
 CANCEL_SLACK_S: Final = 0.001
@@ -169,6 +170,26 @@ def _alive(call: CallEntry, from_s: float, to_s: float) -> bool:
     return call.started_s <= to_s and (call.ended_s is None or call.ended_s >= from_s)
 
 
+def who_waits_goes_in_turn(history: History) -> Iterator[str]:
+    """Of two calls that wait before a host the one goes first whose turn it is: by age, and `ADMISSION_AGE_S` a step.
+
+    Background work may be held back longer, as it leaves room to others.
+    """
+    waits: dict[tuple[str, str], list[Wait]] = {}
+    for wait in history.direct.waits:
+        waits.setdefault((wait.device, wait.host), []).append(wait)
+    for (device, host), those in waits.items():
+        for number, wait in enumerate(those):
+            for later in those[number + 1 :]:
+                waited_too = later.queued_s <= wait.granted_s - TIMES_SLACK_S
+                if waited_too and later.urgency < BACKGROUND and _turn(later) < _turn(wait) - TIMES_SLACK_S:
+                    yield f"{device}: {later.call_id} waited for {host} and {wait.call_id} went before its turn"
+
+
+def _turn(wait: Wait) -> float:
+    return wait.came_s + limits.ADMISSION_AGE_S * wait.urgency
+
+
 def nothing_is_left(history: History) -> Iterator[str]:
     """A client at rest holds no connection and no call; a closed one no socket and no timer."""
     yield from history.direct.left
@@ -187,6 +208,7 @@ ALL: Final[tuple[Invariant, ...]] = (
     retry_after_is_heeded,
     every_attempt_has_its_line,
     a_dark_path_is_knocked_at_evenly,
+    who_waits_goes_in_turn,
     nothing_is_left,
 )
 """Every one, in the order they are reported."""

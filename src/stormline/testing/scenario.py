@@ -65,6 +65,7 @@ FaultKind = Literal[
     "goaway",
     "refuse-stream",
     "busy",
+    "narrow",
     "broken",
     "damage",
     "slow",
@@ -77,7 +78,7 @@ FaultKind = Literal[
 ADDRESS_FAULTS: Final = frozenset(
     {
         "dead", "refused", "tls-hang", "tls-cut", "mute", "stall", "cut", "reset", "idle-close", "goaway",
-        "refuse-stream", "busy", "broken", "damage", "slow", "kill",
+        "refuse-stream", "busy", "narrow", "broken", "damage", "slow", "kill",
     }
 )  # fmt: skip
 """Faults of one address of an origin, or of all."""
@@ -111,6 +112,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ack_s: how long an application takes over a push.
         push_tries: how often the sender repeats a push that was not acked.
         cancel_pct: share of calls whose caller cancels them; with `[direct]`.
+        priorities: calls are key, normal or background ones; with `[direct]`.
         vary_pct: share of reads whose answer is another each time it is asked for; with `[direct]`.
         hurry_pct: share of calls whose deadline is a second or two; with `[direct]`.
     """
@@ -127,6 +129,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cancel_pct: float = 0.0
     hurry_pct: float = 0.0
     vary_pct: float = 0.0
+    priorities: bool = False
 
 
 class Direct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,6 +178,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         restarted_pct: engine-cut: how often it comes back with an empty memory.
         all_pct: how often it hits all devices, gateways or addresses at once; else one of them.
         pct: of a server's fault: how many of the requests in a hundred it hits while it lasts.
+        places: narrow: requests side by side that it takes; each beyond has `pct` more of a chance to be refused.
         retry_after_s: busy, broken: what `Retry-After` says; absent for none.
     """
 
@@ -191,6 +195,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     restarted_pct: float = 30.0
     all_pct: float = 0.0
     pct: Amount = 100.0
+    places: Amount = 2
     retry_after_s: Amount | None = None
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import httpx2
 
+from stormline.client.admission import Guest
 from stormline.client.api import AsyncClient
 from stormline.client.config import Config
 from stormline.client.outside import Outside
@@ -21,10 +22,11 @@ from stormline.core.values import Address
 from stormline.net.resolve import Resolver
 from stormline.net.stream import TcpStream
 from stormline.outbound.messages import HttpRequest, HttpResponse
+from stormline.policy.admission import URGENCIES
 from stormline.policy.budget import RetryVerdict
 from stormline.telemetry.timeline import CallRecord
 from stormline.testing import scenario as scenarios
-from stormline.testing.history import Attempt, CallEntry, History, RecordEntry, RetryAsk
+from stormline.testing.history import Attempt, CallEntry, History, RecordEntry, RetryAsk, Wait
 from stormline.testing.scenario import Scenario
 from stormline.testing.simdevice import SimNames
 from stormline.testing.simloop import SimClock, SimRng, VirtualLoop
@@ -190,6 +192,7 @@ class DirectDevice:
             rng=rng.child("client"),
             open_tcp=self._open_tcp,
             trust=SimTrust(),
+            has_route=lambda: True,
             is_assigned=lambda ip: ip in self.host.addresses,
             resolver=lambda: Resolver(_SlowNames(self.host, net, answer, pause)),
             environ={},
@@ -207,6 +210,9 @@ class DirectDevice:
         self.runtime.steering.budget = ProbedBudget(  # type: ignore[assignment]
             self.runtime.steering.budget, self.name, history
         )
+        self._gate = self.runtime._executor.admission
+        self._make_wait = self._gate.wait
+        self._gate.wait = self._wait  # type: ignore[method-assign]
         self._make_trace = self.runtime.trace
         self.runtime.trace = self._trace  # type: ignore[method-assign]
 
@@ -255,12 +261,28 @@ class DirectDevice:
         self._traces[call_id] = trace
         return trace
 
+    async def _wait(self, guest: Guest) -> None:
+        queued_s = self._loop.time()
+        await self._make_wait(guest)
+        self._history.direct.waits.append(
+            Wait(
+                device=self.name,
+                host=guest.shape.host,
+                call_id=guest.trace.record.path.rpartition("/")[2],
+                urgency=guest.urgency,
+                came_s=guest.came_at,
+                queued_s=queued_s,
+                granted_s=self._loop.time(),
+            )
+        )
+
     def _take_record(self, record: CallRecord) -> None:
         self._history.records[self.name].append(RecordEntry(record, self._loop.time()))
 
     def look(self) -> None:
         """Note sizes that have bounds."""
         self._history.saw(f"{self.name} connections", self._pool.open_connections, limits.POOL_CONNECTIONS_MAX)
+        self._history.saw(f"{self.name} waiting", self._gate.policy.waiting, limits.ADMISSION_WAITING_MAX)
 
     def open_sockets(self) -> int:
         """Give how many of its simulated descriptors are open."""
@@ -274,6 +296,8 @@ class DirectDevice:
             "connections": self._pool.open_connections,
             "sockets": self.open_sockets(),
             "calls that never left": len(self.runtime.steering._calls),
+            "calls that wait for room": self._gate.policy.waiting,
+            "places that were not given back": sum(gate.in_flight for gate in self._gate.policy._gates.values()),
         }
         self._history.direct.left += [
             f"{self.name} at rest: {number} {what}" for what, number in held.items() if number
@@ -361,7 +385,7 @@ class DirectDevice:
 
     async def _by_client(self, entry: CallEntry, asked: _Request, extensions: dict[str, Any]) -> None:
         options: dict[str, Any] = {
-            "extensions": {"stormline.deadline_s": entry.deadline_s, **extensions},
+            "extensions": {"stormline.deadline_s": entry.deadline_s, **self._priority(entry), **extensions},
             "headers": asked.headers,
             "content": asked.body,
         }
@@ -375,6 +399,11 @@ class DirectDevice:
                 content = await response.aread()
         entry.status = response.status_code
         entry.intact = content in asked.expected
+
+    def _priority(self, entry: CallEntry) -> dict[str, Any]:
+        if not self._scenario.workload.priorities:
+            return {}
+        return {"stormline.priority": self._rng.child(f"priority-{entry.id}").choice(tuple(URGENCIES))}
 
     async def _by_extension(self, entry: CallEntry, rng: SimRng) -> None:
         """Ask with what only a request's extensions say: a poll that the server may hold, a read that goes out once."""

@@ -163,6 +163,7 @@ class Device:
             trust=SimTrust(),
             resolver=lambda: Resolver(SimNames(self.host, self._net, _shop_only)),
             environ={},
+            has_route=lambda: True,
             is_assigned=lambda ip: ip in self.host.addresses,
         )
         config = Config(bundle=self._platform.bundle, token=token)

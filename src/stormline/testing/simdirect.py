@@ -152,6 +152,7 @@ class DirectFaults(LinkFaults):
             fault.kind,
             pct=scenarios.draw(fault.pct, rng),
             seconds=scenarios.draw(fault.seconds, rng),
+            places=int(scenarios.draw(fault.places, rng)) if fault.kind == "narrow" else 0,
             retry_after_s=None if fault.retry_after_s is None else scenarios.draw(fault.retry_after_s, rng),
             deep=rng.chance(0.5),
         )

@@ -43,6 +43,7 @@ class Trouble:
         kind: what happens; see `OriginHost`.
         pct: how many requests in a hundred it hits.
         seconds: how long it takes, where it takes time.
+        places: how many requests a narrow one takes side by side.
         retry_after_s: what a busy server asks for; None for nothing.
         deep: whether it shows only after the request was processed.
     """
@@ -50,6 +51,7 @@ class Trouble:
     kind: str
     pct: float = 100.0
     seconds: float = 0.0
+    places: int = 0
     retry_after_s: float | None = None
     deep: bool = False
 
@@ -63,8 +65,9 @@ class OriginHost:
         address: where it listens for TLS.
         http2: it speaks HTTP/2 too.
         troubles: what is wrong now, by kind: `refused` (nobody listens), `tls-hang`, `tls-cut`, `mute`, `stall`, `cut`,
-            `reset`, `idle-close`, `goaway`, `refuse-stream`, `busy`, `broken`, `damage`, `slow`.
+            `reset`, `idle-close`, `goaway`, `refuse-stream`, `busy`, `narrow`, `broken`, `damage`, `slow`.
         hits: how often each struck.
+        inside: requests it works on now.
     """
 
     host: Host
@@ -73,11 +76,15 @@ class OriginHost:
     rng: SimRng
     troubles: dict[str, Trouble] = field(default_factory=dict)
     hits: dict[str, int] = field(default_factory=dict)
+    inside: int = 0
 
     def strikes(self, kind: str) -> Trouble | None:
         """Give the trouble of this kind where it hits now."""
         trouble = self.troubles.get(kind)
-        if trouble is None or not self.rng.chance(trouble.pct / 100):
+        share = 0.0 if trouble is None else trouble.pct / 100
+        if trouble is not None and trouble.places:
+            share *= max(0, self.inside - trouble.places)
+        if trouble is None or not self.rng.chance(share):
             return None
         self.hits[kind] = self.hits.get(kind, 0) + 1
         return trouble
@@ -154,11 +161,21 @@ class Origin:
 
     # -- answers -----------------------------------------------------------------------------------------------------
     async def _answer(self, at: OriginHost, asked: Asked, exchange: Exchange) -> None:
+        at.inside += 1
+        try:
+            await self._work(at, asked, exchange)
+        finally:
+            at.inside -= 1
+
+    async def _work(self, at: OriginHost, asked: Asked, exchange: Exchange) -> None:
         path, _, query = asked.target.partition("?")
         call_id = path.rpartition("/")[2]
         if not self._takes(at, exchange):
             return
-        if self._says_no(at, call_id, asked, exchange):
+        narrow = at.strikes("narrow")
+        if narrow is not None:
+            await asyncio.sleep(narrow.seconds)  # it keeps its place meanwhile
+        if self._says_no(at, call_id, asked, exchange, narrow):
             return
         if at.troubles.get("mute") is None or at.rng.chance(0.5):
             self._ledger.work(call_id, asked.headers.get("idempotency-key", ""))
@@ -193,9 +210,9 @@ class Origin:
             return True
         return False
 
-    def _says_no(self, at: OriginHost, call_id: str, asked: Asked, exchange: Exchange) -> bool:
+    def _says_no(self, at: OriginHost, call_id: str, asked: Asked, exchange: Exchange, narrow: Trouble | None) -> bool:
         """Answer with a status that says that it is busy or broken, where it is."""
-        busy, broken = at.strikes("busy"), at.strikes("broken")
+        busy, broken = narrow or at.strikes("busy"), at.strikes("broken")
         trouble = busy or broken
         if trouble is None:
             return False

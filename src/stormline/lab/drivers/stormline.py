@@ -21,8 +21,9 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
     settings = Config(
         trust_env=False,
         bundle=load_bundle(options["bundle"]) if options.get("bundle") else None,
-        disabled=off - {"h2"},
+        disabled=off - {"h2", "admission"},
         http2="h2" not in off,
+        admission="admission" not in off,
         deadline_s=config["patience_s"],
         rules=(BusinessRule(plan=options["plan"]),) if options.get("plan") else (),
     )
