@@ -138,6 +138,7 @@ _PLANS = st.lists(
         st.booleans(),  # in pieces
         _SIZES,  # the answer
         st.integers(0, 40),  # turns of the loop until it begins, or until it is given up
+        st.none() | st.integers(limits.H2_STREAM_WINDOW_BYTES_MIN, limits.H2_STREAM_WINDOW_BYTES),  # what fits then
     ),
     min_size=1,
     max_size=14,
@@ -151,7 +152,7 @@ async def _turns(number):
 
 async def _one(connection, number, plan):
     """Do one request by its plan; give True where it came to its end."""
-    action, up, streamed, down, turns = plan
+    action, up, streamed, down, turns, window = plan
 
     async def source():
         for offset in range(0, up, 7001):
@@ -165,6 +166,8 @@ async def _one(connection, number, plan):
         connection.exchange(request, deadline_at=deadline_at, done=ended.append, on_stage=lambda _: None)
     )
     await _turns(turns)
+    if window is not None:
+        connection.fit(window)
     if action == "cancel":
         task.cancel()
         await asyncio.wait([task])

@@ -1,5 +1,6 @@
 """A body that breaks off goes on from another answer, if that one is the same."""
 
+import asyncio
 import hashlib
 
 import pytest
@@ -110,6 +111,20 @@ async def test_body_that_must_not_be_continued_fails_as_it_broke_off():
     with pytest.raises(errors.ReadError):
         await body.read()
     assert ended == [(3, False)]
+
+
+async def test_body_that_takes_long_is_measured_while_it_comes(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    told = []
+    piece = b"x" * limits.MEASURE_BODY_BYTES
+    source = reply(Script(*[piece] * 8))
+    body = FollowedBody(source, lambda *said: None, None, lambda size, seconds: told.append((size, seconds)))
+    for _ in range(8):
+        now[0] += 0.5
+        await body.read()
+    # At least a second in, and again each time that has doubled.
+    assert told == [(2 * len(piece), 1.0), (4 * len(piece), 2.0), (8 * len(piece), 4.0)]
 
 
 class TestRanges:

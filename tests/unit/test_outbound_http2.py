@@ -132,6 +132,48 @@ def test_codec_gives_credit_of_the_connection_on_arrival_and_of_the_stream_when_
     assert codec.unread_bytes == 0
 
 
+def test_codec_window_that_fits_the_link_holds_for_streams_that_are_open_and_for_later_ones():
+    codec, server = _pair()
+    stream_id = codec.open(encode(), ended=True)
+    server.receive_data(codec.data_to_send())
+    least = limits.H2_STREAM_WINDOW_BYTES_MIN
+    codec.fit(least)
+    server.receive_data(codec.data_to_send())
+    later = codec.open(encode(), ended=True)
+    list(codec.receive_data(server.data_to_send()))
+    server.receive_data(codec.data_to_send())
+    assert [server.local_flow_control_window(each) for each in (stream_id, later)] == [least, least]
+    server.send_headers(stream_id, [(b":status", b"200")])
+    for _ in range(8):  # credit comes back in quarters of the window, as its bytes are read
+        server.send_data(stream_id, bytes(least // 4))
+        list(codec.receive_data(server.data_to_send()))
+        codec.consumed(stream_id, least // 4)
+        server.receive_data(codec.data_to_send())
+        assert server.local_flow_control_window(stream_id) == least
+    codec.fit(4 * least)
+    server.receive_data(codec.data_to_send())
+    assert server.local_flow_control_window(later) == 4 * least
+    codec.fit(4 * least)
+    assert codec.data_to_send() == b""
+
+
+@pytest.mark.parametrize("end", [b"", b"end"])
+def test_codec_window_that_shrinks_gives_no_credit_to_an_answer_that_ends(end):
+    codec, server = _pair()
+    stream_id = codec.open(encode(), ended=True)
+    server.receive_data(codec.data_to_send())
+    server.send_headers(stream_id, [(b":status", b"200")])
+    server.send_data(stream_id, bytes(limits.H2_STREAM_WINDOW_BYTES_MIN // 2))
+    list(codec.receive_data(server.data_to_send()))
+    codec.consumed(stream_id, limits.H2_STREAM_WINDOW_BYTES_MIN // 2)  # too little yet to be given back
+    codec.fit(limits.H2_STREAM_WINDOW_BYTES_MIN)
+    server.send_data(stream_id, end, end_stream=True)
+    events = list(codec.receive_data(server.data_to_send()))
+    assert [(event.data, event.ended) for event in events if isinstance(event, wire.Data)] == [(end, True)]
+    codec.consumed(stream_id, len(end))
+    assert codec.open_streams == 0
+
+
 def test_codec_holds_the_credit_of_the_connection_back_when_too_much_is_unread(monkeypatch):
     monkeypatch.setattr(limits, "H2_UNREAD_BYTES", 0)
     codec, server = _pair()

@@ -315,6 +315,60 @@ async def test_pool_connection_that_was_doubted_and_answers_serves_again(client)
     assert (client.pool.open_connections, client.net.made[0].targets) == (1, [b"/", b"/"])
 
 
+class Late:
+    """A `Sense` that calls a silence overdue after `after_s`."""
+
+    def __init__(self, after_s):
+        self.after_s = after_s
+
+    def window_bytes(self, host, now_bytes):
+        return now_bytes
+
+    def overdue(self, held, quiet_s):
+        return quiet_s >= self.after_s
+
+
+@virtual(sense=Late(0.2))
+async def test_pool_request_is_not_put_on_a_connection_that_is_overdue_with_an_answer(client):
+    await client.ask()
+    client.server.dead = True
+    lost = asyncio.create_task(client.ask(b"/lost", deadline_s=5.0))
+    await asyncio.sleep(0.15)
+    beside = asyncio.create_task(client.ask(b"/beside", deadline_s=5.0))  # too early to tell
+    await asyncio.sleep(0.1)
+    client.server.dead = False
+    await client.ask(b"/elsewhere")
+    assert (client.net.dials, client.net.made[1].targets) == (2, [b"/elsewhere"])
+    await client.ask(b"/again")  # and nothing more is put where nothing comes
+    assert client.net.made[1].targets == [b"/elsewhere", b"/again"]
+    await asyncio.gather(lost, beside, return_exceptions=True)
+
+
+@virtual(sense=Late(0.2))
+async def test_pool_connection_that_was_overdue_and_answers_serves_those_who_wait_for_another(client):
+    client.server.answer_s = 0.5
+    first = asyncio.create_task(client.ask(b"/first"))
+    await asyncio.sleep(0.4)
+    client.server.dials = "silent"
+    client.server.answer_s = 0.05
+    await client.ask(b"/second")
+    await first
+    await asyncio.sleep(0)
+    assert (client.net.made[0].targets, client.pool.open_connections) == ([b"/first", b"/second"], 1)
+
+
+@virtual(sense=Late(0.2))
+async def test_pool_tells_of_an_answer_that_came_beside_a_connection(client):
+    held = []
+    await client.ask(on_held=held.append)
+    since = client.loop.time()
+    held[0].doubt()
+    assert not client.pool.answered_beside(held[0], since)
+    await client.ask(on_held=held.append)
+    assert client.pool.answered_beside(held[0], since)
+    assert not client.pool.answered_beside(held[1], since)
+
+
 # -- room for other places ---------------------------------------------------------------------------------------------
 @virtual(connections_max=1)
 async def test_pool_shared_connection_that_comes_to_rest_makes_room_for_who_waits(client):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stormline.core import limits
 from stormline.policy.quality import State
-from stormline.policy.stall import Action, Link, Silence, has_room, plan
+from stormline.policy.stall import Action, Link, Silence, has_room, overdue, plan
 
 QUICK = Link(bytes_per_s=500_000.0, rtt_s=0.06, state=State.EXCELLENT)
 SLOW = Link(bytes_per_s=8_000.0, rtt_s=0.8)
@@ -114,6 +114,73 @@ class TestWithoutTcpInfo:
 
     def test_acknowledged_request_waits_for_its_server(self):
         assert plan(silence(5.0, unacked_bytes=0, backoffs=0, rto_s=0.25), QUICK).action is Action.WAIT
+
+    def test_one_back_off_is_enough_once_its_retransmission_has_had_its_round_trip(self):
+        lost = {"unacked_bytes": 100, "backoffs": 1, "rto_s": 0.52, "rtt_s": 0.06}
+        assert plan(silence(0.45, **lost), QUICK).action is Action.WAIT
+        assert plan(silence(0.48, **lost), QUICK).action is Action.FRESH
+
+    def test_packet_that_is_not_acknowledged_in_time_is_looked_at_again_soon(self):
+        owed = {"unacked_bytes": 100, "backoffs": 0, "rto_s": 0.26, "rtt_s": 0.06}
+        assert plan(silence(0.1, **owed), QUICK).look_again_s > 1.0
+        assert plan(silence(0.25, **owed), QUICK).look_again_s < 0.27
+
+
+ACKNOWLEDGED = {"unacked_bytes": 0, "backoffs": 0, "rto_s": 0.26, "rtt_s": 0.06, "unproven": True}
+
+
+class TestProof:
+    def test_connection_that_never_answered_is_asked_beside_soon(self):
+        due = plan(silence(0.25, **ACKNOWLEDGED), QUICK)
+        assert (due.action, due.look_again_s) == (Action.WAIT, pytest.approx(limits.STALL_PROVE_S - 0.25))
+        assert plan(silence(limits.STALL_PROVE_S, **ACKNOWLEDGED), QUICK).action is Action.PROVE
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"unproven": False},
+            {"may_fresh": False},
+            {"fresh_age_s": 0.1},
+            {"learned_cost_s": 1.0},
+            {"server_cost_s": 1.0},
+            {"rtt_s": 0.3},
+        ],
+    )
+    def test_it_is_not_where_it_answered_before_or_may_still_be_at_it(self, change):
+        assert plan(silence(1.0, **{**ACKNOWLEDGED, **change}), QUICK).action is not Action.PROVE
+
+    def test_slow_link_gets_no_second_connection_for_it(self):
+        assert plan(silence(5.0, **ACKNOWLEDGED), SLOW).action is Action.WAIT
+
+    def test_it_is_not_asked_for_twice(self):
+        again = plan(silence(1.0, **ACKNOWLEDGED, fresh_age_s=0.5), QUICK)
+        assert again.action is not Action.PROVE
+
+
+OWED = {"unacked_bytes": 100, "backoffs": 0, "rto_s": 0.26, "rtt_s": 0.06}
+
+
+class TestOverdue:
+    @pytest.mark.parametrize(
+        ("waited_s", "change", "late"),
+        [
+            (0.3, {}, True),
+            (0.3, {"rto_s": 0.5}, False),  # round trips waver
+            (0.3, {"rto_s": 0.52, "backoffs": 1}, True),
+            (0.12, {}, False),  # a tail loss probe may still be on its way
+            (5.0, {"unacked_bytes": 0}, False),  # the server is at it
+            (0.3, {"heard_age_s": 0.05}, False),
+            (0.3, {"rtt_s": 0.2}, False),
+            (5.0, {"rtt_s": None}, False),
+            (1.0, {"unacked_bytes": None}, False),  # nobody tells: three losses' time has to pass
+            (2.5, {"unacked_bytes": None}, True),
+        ],
+    )
+    def test_acknowledgement_that_does_not_come_sends_the_next_request_elsewhere(self, waited_s, change, late):
+        assert overdue(silence(waited_s, **{**OWED, **change}), QUICK) is late
+
+    def test_slow_link_keeps_its_one_connection(self):
+        assert not overdue(silence(5.0, **OWED), SLOW)
 
 
 class TestIdle:

@@ -324,11 +324,13 @@ class Executor:
             limit_s=timeouts.first_packet_s,
             may_fresh=may_open,
             fresh_at=lane.fresh_at,
+            left=run.left,
         )
         if decision.action is Action.PROBE:
             held.probe()
-        elif decision.action is Action.KNOCK and held.peer is not None and self.hedges:
-            self._knock(held.peer)
+        elif decision.action is Action.KNOCK and self.hedges:
+            for peer in self._steering.knocked_at(held):
+                self._knock(peer)
         elif decision.action is Action.FRESH:
             lane.note(f"{held.peer} is silent: {decision.why}")
             held.doubt()
@@ -340,7 +342,12 @@ class Executor:
             lane.given_up = True
             self.admission.silent(run)
             self._leave(lane, may_open=may_open)
-        elif held.mute and lane.fresh_at is None and self._steering.room(run.request.host):
+        elif decision.action is Action.PROVE and held.peer is not None:
+            lane.note(f"{held.peer} has not shown that it answers: {decision.why}")
+            held.set_aside()
+            run.left.add(held.peer)
+            self._open_beside(lane, unproven=held)
+        elif lane.fresh_at is None and self._is_shunned(lane, held) and self._steering.room(run.request.host):
             lane.note(f"{held.peer} does not answer another request either")
             lane.given_up = True
             self._leave(lane, may_open=may_open)
@@ -350,6 +357,13 @@ class Executor:
             self._open_beside(lane, hedge=True)
         again_s = min(decision.look_again_s, limits.LOOK_S_MAX)
         lane.timer = self._loop.call_later(again_s, self._look, lane)
+
+    def _is_shunned(self, lane: Lane, held: Held) -> bool:
+        """Say whether others have found out that the connection of a lane is not worth waiting for."""
+        if held.mute and not held.aside:
+            return True
+        asked_at = lane.asked_at
+        return (held.mute or held.silent) and asked_at is not None and self._pool.answered_beside(held, asked_at)
 
     def _leave(self, lane: Lane, *, may_open: bool) -> None:
         """Seek the answer elsewhere than at an address that does not answer."""
@@ -387,8 +401,14 @@ class Executor:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _open_beside(self, lane: Lane, *, hedge: bool = False) -> None:
-        """Take another step beside a silent or (`hedge`) late lane, where request, host, budget and deadline allow."""
+    def _open_beside(self, lane: Lane, *, hedge: bool = False, unproven: Held | None = None) -> None:
+        """Take another step beside a silent or (`hedge`) late lane, where request, host, budget and deadline allow.
+
+        Args:
+            lane: the silent one.
+            hedge: it is only late.
+            unproven: its connection, where an answer over the other is to show that this one does not give any.
+        """
         run = lane.run
         if not hedge:
             lane.fresh_at = self._loop.time()
@@ -412,14 +432,19 @@ class Executor:
         other.note(f"try {step.means}{_where(step)}")
         run.trace.handed_down(run.shape.request_bytes)
         self._hedged(run.shape.request_bytes)
-        task = run.beside(other, self._run_beside(other), functools.partial(_beside_failed, other, lane))
+        attempt = self._run_beside(other, unproven)
+        task = run.beside(other, attempt, functools.partial(_beside_failed, other, lane))
         self.admission.beside(run, task)
 
-    async def _run_beside(self, lane: Lane) -> Reply:
+    async def _run_beside(self, lane: Lane, unproven: Held | None) -> Reply:
         try:
-            return await self._try(lane)
+            reply = await self._try(lane)
         finally:
             lane.end()
+        if unproven is not None and not unproven.answered:
+            unproven.distrust()
+            self._steering.unanswered(lane.run, unproven.peer, waited_s=None)
+        return reply
 
     # -- the body -----------------------------------------------------------------------------------------------------
     def _followed(self, run: Run, reply: Reply) -> BodySource:
@@ -456,7 +481,13 @@ class Executor:
             if whole and not streams:
                 self._learn(run, reply, body_s=self._loop.time() - began, answer_bytes=size)
 
-        return FollowedBody(reply, ended, functools.partial(self._resume, run) if may_resume else None)
+        def moved(size: int, seconds: float) -> None:
+            self._steering.moved(size, seconds, run.request.host)
+            if reply.held is not None:
+                reply.held.fit(self._steering.window_bytes)
+
+        resume = functools.partial(self._resume, run) if may_resume else None
+        return FollowedBody(reply, ended, resume, None if streams else moved)
 
     def _be_patient(self, run: Run, source: BodySource) -> None:
         """Bear silences of a body that can be continued elsewhere no longer than they are likely to end.
@@ -620,6 +651,8 @@ class Executor:
             tls_port=run.request.port if run.request.scheme == "https" else 0,
         )
         self.admission.learn(run, *self._steering.link(run.request.host))
+        if reply.held is not None:
+            reply.held.fit(self._steering.window_bytes)
 
     def _judged(self, lane: Lane, error: errors.TransportError) -> Failed:
         """Say what the failure of an attempt means, and learn from it."""

@@ -6,6 +6,7 @@ so only where it is the same: the server sends the rest by range under the same 
 13.1.5 and 14), or the whole again, whose beginning is compared byte for byte with what was handed out.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -51,11 +52,23 @@ class FollowedBody:
         reply: whose body it is.
         ended: called once, with the bytes that passed and whether they were all.
         resume: sends the request again; None where the body must not be continued.
+        moved: told now and then of a body that takes long how many bytes came in how many seconds.
     """
 
-    __slots__ = ("_beginning", "_digest", "_ended", "_reply", "_resume", "_source", "_taken")
+    __slots__ = ("_began_at", "_beginning", "_digest", "_ended", "_loop", "_measure_at", "_moved", "_reply",
+                 "_resume", "_source", "_taken")  # fmt: skip
 
-    def __init__(self, reply: Reply, ended: Callable[[int, bool], None], resume: Resume | None) -> None:
+    def __init__(
+        self,
+        reply: Reply,
+        ended: Callable[[int, bool], None],
+        resume: Resume | None,
+        moved: Callable[[int, float], None] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self._measure_at = self._began_at + limits.MEASURE_BODY_S
+        self._moved = moved
         self._reply: Final = reply
         self._source: BodySource = reply.source
         self._ended: Callable[[int, bool], None] | None = ended
@@ -101,6 +114,11 @@ class FollowedBody:
     def _keep(self, data: bytes) -> None:
         """Remember what the caller has."""
         self._taken += len(data)
+        if self._moved is not None and self._taken >= limits.MEASURE_BODY_BYTES:
+            now = self._loop.time()
+            if now >= self._measure_at:
+                self._measure_at = now + (now - self._began_at)
+                self._moved(self._taken, now - self._began_at)
         if self._resume is None:
             return
         if self._digest is None:

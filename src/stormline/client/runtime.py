@@ -94,7 +94,7 @@ class Runtime:
         self.parking = Parking(outside.has_route, config.network_port, self.counting.woke)
         self.conduct = CONDUCT[Activity.FOREGROUND]
         context, h1_context = _contexts(config, foreign_context, outside, alpn)
-        self._pool = HttpPool(self._dialer(context, self.steering, h1_context), self.clock)
+        self._pool = HttpPool(self._dialer(context, self.steering, h1_context), self.clock, sense=self.steering)
         self.preconnector = Preconnector(config, self._pool, self._proxies)
         self._memory: NetworkMemory | None = None
         self.rules, addresses = _rules(config)

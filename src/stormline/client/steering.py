@@ -25,6 +25,7 @@ from stormline.policy.shape import Network, Pattern, Queue, RequestShape, server
 from stormline.policy.snapshot import NetworkRecord
 from stormline.policy.strategy import Strategy
 from stormline.policy.timeouts import Outcome, TimeoutPolicy, Timeouts
+from stormline.policy.window import stream_window_bytes
 
 if TYPE_CHECKING:
     from stormline.client.lanes import Run
@@ -88,7 +89,7 @@ class Steering:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[Call, None] = {}
         self._sampled_at: dict[str, float] = {}
-        self._dialled: dict[str, tuple[Address, ...]] = {}
+        self._dialled: dict[str, tuple[Address, ...]] = {}  # of hosts dialled lately
         self._heard_at = -math.inf
         self.network = network
         self.timeouts = TimeoutPolicy()
@@ -150,10 +151,11 @@ class Steering:
     # -- what the dialer asks and tells (`outbound.dial.Advice`) ----------------------------------------------------
     def order(self, host: str, addresses: Sequence[Address], left: Collection[Address]) -> list[Address]:
         """Put addresses into the order in which to start them."""
-        if len(self._dialled) >= limits.TIMEOUT_HOSTS_MAX:
-            self._dialled.clear()
-        self._dialled[host] = tuple(addresses)
         self.enter_network()
+        self._dialled.pop(host, None)
+        if len(self._dialled) >= limits.DIALLED_HOSTS_MAX:
+            del self._dialled[next(iter(self._dialled))]
+        self._dialled[host] = tuple(addresses)
         if len(addresses) < 2:
             return list(addresses)
         ranked = self.addresses.plan(
@@ -256,8 +258,19 @@ class Steering:
         limit_s: float,
         may_fresh: bool,
         fresh_at: float | None,
+        left: Collection[Address] = (),
     ) -> stall.Decision:
-        """Decide what the silence of a connection calls for; see `stall.plan`."""
+        """Decide what the silence of a connection calls for; see `stall.plan`.
+
+        Args:
+            call: whose answer is waited for.
+            held: the connection it is waited for on.
+            asked_at: the loop's time when the request had left.
+            limit_s: the time-out for the first packet.
+            may_fresh: the request may be sent again.
+            fresh_at: the loop's time when another lane was opened beside this one.
+            left: addresses that were tried for this call in vain.
+        """
         now = self._loop.time()
         info = held.tcp_info()
         queue = self._queue(call)
@@ -282,6 +295,8 @@ class Steering:
                 fresh_age_s=None if fresh_at is None else now - fresh_at,
                 may_fresh=may_fresh,
                 server_cost_s=call.shape.server_cost_s,
+                unproven=not held.answered and call.shape.pattern is Pattern.CALL and self._has_others(held, left),
+                learned_cost_s=self.timeouts.learned_cost_s(call.shape),
             ),
             stall.Link(
                 bytes_per_s=min(known, default=None),
@@ -289,6 +304,35 @@ class Steering:
                 queued_bytes=queue.bytes_up + queue.bytes_down,
                 state=self.timeouts.state(self.network, now),
             ),
+        )
+
+    def _has_others(self, held: "Held", left: Collection[Address]) -> bool:
+        """Say whether the host of a connection has addresses that a call has not tried."""
+        return any(each != held.peer and each not in left for each in self._dialled.get(held.key.origin.host, ()))
+
+    def knocked_at(self, held: "Held") -> list[Address]:
+        """Give the addresses at which to see whether the path of a connection is there: its own, and some others.
+
+        Where only its own is dead the others tell that the link is not.
+        """
+        others = [each for each in self._dialled.get(held.key.origin.host, ()) if each != held.peer]
+        own = [] if held.peer is None else [held.peer]
+        return own + others[: limits.KNOCKS_BESIDE_MAX]
+
+    def overdue(self, held: "Held", quiet_s: float) -> bool:
+        """Say whether the next request had better not be put on a silent connection; see `stall.overdue`."""
+        host = held.key.origin.host
+        info = held.tcp_info()
+        rtt_s = self.timeouts.rtt_s(self.network, host, 0.5) if info is None else info.rtt_s
+        return stall.overdue(
+            stall.Silence(
+                waited_s=quiet_s,
+                unacked_bytes=None if info is None else _owed_bytes(info, quiet_s),
+                backoffs=None if info is None else info.backoffs,
+                rto_s=None if info is None else info.rto_s,
+                rtt_s=rtt_s,
+            ),
+            self._link(host),
         )
 
     def look_idle(self, held: "Held") -> stall.Decision:
@@ -309,14 +353,15 @@ class Steering:
 
     def room(self, host: str) -> bool:
         """Say whether a second connection would cost nobody an answer now."""
+        return stall.has_room(self._link(host))
+
+    def _link(self, host: str) -> stall.Link:
         now = self._loop.time()
         up, down = self.timeouts.bytes_per_s(self.network, now)
-        return stall.has_room(
-            stall.Link(
-                bytes_per_s=min([rate for rate in (up, down) if rate is not None], default=None),
-                rtt_s=self.timeouts.rtt_s(self.network, host, 0.5),
-                state=self.timeouts.state(self.network, now),
-            )
+        return stall.Link(
+            bytes_per_s=min([rate for rate in (up, down) if rate is not None], default=None),
+            rtt_s=self.timeouts.rtt_s(self.network, host, 0.5),
+            state=self.timeouts.state(self.network, now),
         )
 
     def link(self, host: str) -> tuple[bool, float | None, float | None]:
@@ -324,6 +369,11 @@ class Steering:
         rates = self.timeouts.bytes_per_s(self.network, self._loop.time())
         known = [rate for rate in rates if rate is not None]
         return not self.room(host), min(known, default=None), self.timeouts.rtt_s(self.network, host, 0.5)
+
+    def window_bytes(self, host: str, now_bytes: int) -> int:
+        """Give the window of an HTTP/2 connection's streams to `host`; see `policy.window`."""
+        down = self.timeouts.bytes_per_s(self.network, self._loop.time())[1]
+        return stream_window_bytes(now_bytes, down, self.timeouts.rtt_s(self.network, host, 0.1))
 
     def may_retry(self, host: str, *, heard: bool) -> RetryVerdict:
         """Ask for one repetition; see `RetryBudget.plan`."""
@@ -423,6 +473,12 @@ class Steering:
             ),
             now,
         )
+
+    def moved(self, size: int, seconds: float, host: str) -> None:
+        """Learn from an answer that is still coming: so much came in so long."""
+        rtt_s = self.timeouts.rtt_s(self.network, host, 0.5) or 0.0
+        rate = size / max(seconds + rtt_s, 0.001)
+        self.timeouts.observe_rate(self.network, self._loop.time(), down_bytes_per_s=rate)
 
     def unanswered(self, call: Call, peer: Address | None, *, waited_s: float | None, protocol: str = "") -> None:
         """Learn from an attempt that the path failed: a time-out (with what was waited), or a connection that broke."""

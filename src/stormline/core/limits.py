@@ -300,6 +300,11 @@ CONNECT_STAGGER_S_MIN: Final = 0.1
 """Least head start where round trips are known (RFC 8305 section 5)."""
 CONNECT_STAGGER_S_MAX: Final = 1.0
 """Greatest such head start (RFC 8305 allows 2 s): whoever waits longer notices."""
+RESOLVE_REPEAT_S: Final = 1.5
+"""A lookup that has taken this long is begun again beside itself: a lost packet costs the C library 5 s (resolv.conf,
+`timeout`), and on EDGE an answer needs 0.6 to 1.3 s."""
+RESOLVE_LOOKUPS_MAX: Final = 3
+"""Lookups of one name side by side."""
 RESOLVE_FRESH_S: Final = 30.0
 """Age to which an answer is given without asking again. The system tells no TTL; half of the minute that is usual for
 names that move."""
@@ -420,6 +425,12 @@ H2_FRAME_BYTES_MAX: Final = 16 * 1024
 """Payload of a frame we take: the protocol's least, so that no stream holds the others back for long."""
 H2_STREAM_WINDOW_BYTES: Final = 512 * 1024
 """Body bytes of one stream that may be on their way or unread: 20 Mbit/s at 200 ms, and what a stalled reader costs."""
+H2_STREAM_WINDOW_BYTES_MIN: Final = 16 * 1024
+"""The same on the slowest link: a frame, and what EDGE (12.5 KB/s) brings in twice its round trip of 0.6 s. What a
+server may send of one answer it hands to its kernel at once, and every later answer of the connection waits behind."""
+H2_STREAM_QUEUE_S: Final = 0.5
+"""Time that a stream's window keeps a link busy beyond two round trips: one that wavers stays full, slow start makes a
+short transfer's rate look smaller than it is, and half a second is not felt by whoever waits behind it."""
 H2_CONNECTION_WINDOW_BYTES: Final = 4 * 1024 * 1024
 """Body bytes of all streams that may be on their way: eight streams at full speed."""
 H2_UNREAD_BYTES: Final = 8 * 1024 * 1024
@@ -473,12 +484,22 @@ RETRY_AFTER_SPREAD: Final = 0.25
 """How much longer than a `Retry-After` asks for is waited at most, by chance: all were told the same moment."""
 RETRY_KEPT_BYTES: Final = 64 * 1024
 """Body of an answer that says "try again" (503, 429) kept for the caller while we do; a larger one is not repeated."""
+DIALLED_HOSTS_MAX: Final = 256
+"""Hosts with several addresses whose addresses are remembered, those dialled last: as many as have connections."""
+KNOCKS_BESIDE_MAX: Final = 2
+"""Other addresses of a host that are knocked at beside a silent one on a slow, dark link: a SYN each, now and then."""
 LOOK_S_MAX: Final = 1.0
 """Longest pause between two looks: what another call has found out of the same connection is heeded within it."""
-LOOK_FIRST_S: Final = 0.5
-"""When a connection that owes an answer is looked at first: most answers have come by then, and no time-out is near."""
+LOOK_FIRST_S: Final = 0.25
+"""When a connection that owes an answer is looked at first: on a quick network most answers have come by then, and a
+lost packet has been sent again."""
 SAMPLE_PAUSE_S: Final = 0.05
 """Between two answers of a host that are learned from: twenty in a second say all there is to know."""
+MEASURE_BODY_S: Final = 1.0
+"""A body that comes for this long is measured while it comes, and again each time that has doubled: one of minutes must
+not be the last to tell how slow the link is. Shorter spells tell of bursts."""
+MEASURE_BODY_BYTES: Final = 16 * 1024
+"""With less than this come a measurement would tell of slow start."""
 RESUME_KEPT_BYTES: Final = 64 * 1024
 """Beginning of a body that is kept as it came, to be compared when the rest has to be fetched again; longer ones are
 kept as a digest."""
@@ -791,6 +812,13 @@ PROXY_RULES_KEPT: Final = 8
 # -- silent connections -----------------------------------------------------------------------------------------------
 STALL_BACKOFFS: Final = 2
 """RTO back-offs with data unacknowledged after which a connection counts as silent: the packet was lost three times."""
+STALL_OVERDUE_S: Final = 0.1
+"""Least silence after which a connection that owes an answer is not given another request: below it a delayed
+acknowledgement (40 to 200 ms) and the machine's own lateness look like loss."""
+STALL_PROVE_S: Final = 0.4
+"""Least wait for the first answer of a connection before the host's other addresses are asked beside it: a server that
+needs longer for its first answer costs one handshake and one request more, once; one that never answers costs whoever
+comes meanwhile as much."""
 STALL_SPARE_BYTES_PER_S: Final = 32 * 1024.0
 """Measured rate from which a second connection costs nobody an answer: a TLS handshake (about 4 KB each way) takes an
 eighth of a second. EDGE and a UMTS dead spot (5 to 100 kbit/s) lie below."""

@@ -19,6 +19,8 @@ Popen = Callable[[Sequence[str], Mapping[str, str], Mapping[str, Any]], "subproc
 _KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Of our environment; proxies, bundles and trust stores of the machine are no part of a laboratory."""
 
+_SOURCES: Final = Path(__file__).parents[2]
+
 
 def driver_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Give the environment of a driver: little of ours, and a home of its own."""
@@ -88,6 +90,9 @@ class Driver:
         path = folder / "config.json"
         path.write_text(json.dumps(config))
         # -P: its folder stays off the module path, where drivers are named like the libraries they import.
+        environment = driver_environment(environ, folder)
+        if self.client.ours:
+            environment["PYTHONPATH"] = str(_SOURCES)  # the code that measures is the code that is measured
         words = [str(python), "-P", str(clients.HARNESS), str(self.client.driver), str(path)]
         theirs_in, self._stdin = os.pipe()
         ours_out, theirs_out = os.pipe()
@@ -95,7 +100,7 @@ class Driver:
             with self._log_path.open("wb") as log:
                 self._process = popen(
                     words,
-                    driver_environment(environ, folder),
+                    environment,
                     {"stdin": theirs_in, "stdout": theirs_out, "stderr": log, "cwd": str(folder)},
                 )
         except BaseException:

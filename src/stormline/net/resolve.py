@@ -53,20 +53,23 @@ def _ask_system(host: str) -> list[tuple[Any, ...]]:
 class _Job:
     """One name being looked up on a thread, or waiting for one."""
 
-    __slots__ = ("answer", "host", "refresh")
+    __slots__ = ("answer", "asked", "host", "refresh", "running")
 
     def __init__(self, host: str, answer: asyncio.Future[tuple[str, ...]], *, refresh: bool) -> None:
         self.host: Final = host
         self.answer: Final = answer
         self.refresh: Final = refresh
+        self.asked = self.running = 0  # lookups begun, and not ended
 
 
 class SystemNames:
     """`NameSource` that asks the system without blocking the loop. Belongs to the loop that uses it first.
 
     At most `threads_max` lookups run at once, at most half of them refresh, and `limits.RESOLVE_WAITING_MAX` wait. The
-    same name asked again while its lookup runs joins that lookup, so one name that hangs holds one thread. A lookup
-    withdrawn is dropped if it has not begun; one that has cannot be stopped and ends by itself.
+    same name asked again while its lookup runs joins that lookup. One that takes longer than `limits.RESOLVE_REPEAT_S`
+    is repeated beside the first where a thread is free, because the system waits 5 s for an answer that was lost; the
+    first answer counts. So one name that hangs holds `limits.RESOLVE_LOOKUPS_MAX` threads at most. A lookup withdrawn
+    is dropped if it has not begun; one that has cannot be stopped and ends by itself.
 
     Args:
         threads_max: lookups in the system resolver at once.
@@ -97,18 +100,39 @@ class SystemNames:
             if refresh and (busy or self._refreshing >= max(1, self._threads_max // 2)):
                 raise BlockingIOError(errno.EAGAIN, "no thread is free to ask a known name again")
             if not busy:
-                try:
-                    threading.Thread(target=self._work, args=(job,), name="stormline-resolve", daemon=True).start()
-                except RuntimeError as error:
-                    raise OSError(f"no thread to look up a name: {error}") from error
-                self._threads += 1
+                self._start(job)
                 self._refreshing += refresh
             elif len(self._queue) < limits.RESOLVE_WAITING_MAX:
                 self._queue.append(job)
             else:
                 raise BlockingIOError(errno.EAGAIN, "too many names are being looked up")
         self._jobs[host] = job
+        if not refresh:
+            asyncio.get_running_loop().call_later(limits.RESOLVE_REPEAT_S, self._repeat, job)
         return job.answer
+
+    def _start(self, job: _Job) -> None:
+        """Begin a lookup on a thread; the lock is held, and a thread free.
+
+        Raises:
+            OSError: there is none.
+        """
+        try:
+            threading.Thread(target=self._work, args=(job,), name="stormline-resolve", daemon=True).start()
+        except RuntimeError as error:
+            raise OSError(f"no thread to look up a name: {error}") from error
+        self._threads += 1
+        job.asked += 1
+        job.running += 1
+
+    def _repeat(self, job: _Job) -> None:
+        """Look a name up once more beside a lookup that takes long."""
+        if job.answer.done() or job.asked >= limits.RESOLVE_LOOKUPS_MAX:
+            return
+        with self._lock, contextlib.suppress(OSError):
+            if job.asked and self._threads < self._threads_max:
+                self._start(job)
+        job.answer.get_loop().call_later(limits.RESOLVE_REPEAT_S, self._repeat, job)
 
     def withdraw(self, host: str) -> None:
         """See `NameSource.withdraw`."""
@@ -141,14 +165,22 @@ class SystemNames:
                 following = self._queue.popleft() if self._queue else None
                 if following is None:
                     self._threads -= 1
+                else:
+                    following.asked += 1
+                    following.running += 1
+                job.running -= 1
+                alone = not job.running
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                job.answer.get_loop().call_soon_threadsafe(self._settle, job, found, failure)
+                job.answer.get_loop().call_soon_threadsafe(self._settle, job, found, failure, alone)
             if following is None:
                 return
             job = following
 
-    def _settle(self, job: _Job, found: tuple[str, ...], failure: OSError | None) -> None:
-        del self._jobs[job.host]
+    def _settle(self, job: _Job, found: tuple[str, ...], failure: OSError | None, alone: bool) -> None:
+        if failure is not None and not (alone or _says_absent(failure)):
+            return  # the other lookup may do better
+        if self._jobs.get(job.host) is job:
+            del self._jobs[job.host]
         if job.answer.done():
             return
         if failure is not None:

@@ -57,9 +57,10 @@ class Held:
         promised: requests that were given a stream of it and have not begun.
         on_doubt: called when it is doubted or distrusted.
         released: the right is given back.
+        aside: it is mute for now, until another shows whether that is its own fault; see `set_aside`.
     """
 
-    __slots__ = ("_doubted_at", "_mute_at", "_probed_at", "connection", "key", "made", "on_doubt", "promised",
+    __slots__ = ("_doubted_at", "_mute_at", "_probed_at", "aside", "connection", "key", "made", "on_doubt", "promised",
                  "released", "shared")  # fmt: skip
 
     def __init__(self, key: Key, connection: Http1Connection | None, made: int = 0) -> None:
@@ -69,7 +70,7 @@ class Held:
         self.made = made
         self.promised = 0
         self.on_doubt: Callable[[Held], None] | None = None
-        self.released = False
+        self.released = self.aside = False
         self._doubted_at: float | None = None  # silent: until it brings anything, no new request is put on it
         self._mute_at: float | None = None  # alive and not answering: until it answers something, the same
         self._probed_at: float | None = None
@@ -130,6 +131,15 @@ class Held:
         """The loop's time since when an HTTP/2 connection carries nothing, and nothing was promised; None else."""
         return None if self.shared is None or self.promised else self.shared.idle_since
 
+    def fit(self, window: Callable[[str, int], int]) -> None:
+        """Let the server have as much of each answer on its way as the link is known to bear; see `policy.window`.
+
+        Args:
+            window: gives the bytes for a host, from those that are allowed now.
+        """
+        if self.shared is not None:
+            self.shared.fit(window(self.key.origin.host, self.shared.window_bytes))
+
     # -- signs of life --------------------------------------------------------------------------------------------
     @property
     def can_probe(self) -> bool:
@@ -158,8 +168,15 @@ class Held:
         """It does not answer: put no further request on it until it answers one. What it carries goes on."""
         self.shun_session()
         self._mute_at = asyncio.get_running_loop().time()
+        self.aside = False
         if self.on_doubt is not None:
             self.on_doubt(self)
+
+    def set_aside(self) -> None:
+        """It has not answered yet, which may be no fault of it: put no further request on it until it does."""
+        if not self.mute:
+            self.distrust()
+            self.aside = True
 
     def shun_session(self) -> None:
         """Resume no TLS session there any more, if it was resumed and has not answered anything."""

@@ -41,6 +41,7 @@ class Http2Connection:
     Args:
         stream: owned from now on; its ALPN is the caller's to check.
         streams_untold: streams to open before the peer's SETTINGS have come.
+        window_bytes: what the peer may have on its way of each answer.
 
     Attributes:
         stream: the bytes below.
@@ -56,7 +57,13 @@ class Http2Connection:
                  "_uploads", "_wake", "_write_error", "_writer", "_written", "answered_at", "exchanges", "idle_since",
                  "on_news", "served", "stream")  # fmt: skip
 
-    def __init__(self, stream: Stream, *, streams_untold: int = limits.H2_STREAMS_UNTOLD) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        streams_untold: int = limits.H2_STREAMS_UNTOLD,
+        window_bytes: int = limits.H2_STREAM_WINDOW_BYTES,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.stream: Final = stream
         self.exchanges = 0
@@ -64,7 +71,7 @@ class Http2Connection:
         self.answered_at: float | None = None
         self.served: int | None = None
         self.on_news: Callable[[], None] | None = None
-        self._codec = wire.Http2Codec(streams_untold)
+        self._codec = wire.Http2Codec(streams_untold, window_bytes)
         self._requests = RequestEncoder()
         self._base = stream.sent_bytes
         self._written = 0  # bytes given to the stream, or about to be
@@ -146,6 +153,23 @@ class Http2Connection:
             self._codec.ping(self._pings.to_bytes(8, "big"))
             self._checking = self._loop.create_future()
             self._ping_sent = False
+            self._wake_writer()
+
+    @property
+    def quiet_since(self) -> float | None:
+        """The loop's time since when it owes an answer and has brought nothing; None where it owes none."""
+        first = next(iter(self._open.values()), None)
+        return None if first is None else max(self.stream.heard_at, first.moved_at)
+
+    @property
+    def window_bytes(self) -> int:
+        """What the peer may have on its way of each answer."""
+        return self._codec.window_bytes
+
+    def fit(self, window_bytes: int) -> None:
+        """Let the peer have so much on its way of each answer, also of those that are coming."""
+        if window_bytes != self._codec.window_bytes and not self._closed:
+            self._codec.fit(window_bytes)
             self._wake_writer()
 
     # -- requests -------------------------------------------------------------------------------------------------

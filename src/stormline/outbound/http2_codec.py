@@ -129,14 +129,18 @@ class Http2Codec:
         unread_bytes: body bytes told of and not yet `consumed`.
         wants_send: something waits in `data_to_send`.
         waiting_bytes: size of what waits there.
+        window_bytes: what the peer may have on its way of each answer; see `fit`.
     """
 
     __slots__ = ("_block", "_block_flags", "_block_frames", "_block_stream", "_broken_by", "_buffer", "_control_bytes",
                  "_credit_frames", "_decoder", "_empty_frames", "_encoder", "_going", "_initial_window", "_large",
                  "_next_id", "_out", "_owed", "_streams", "_streams_max", "_window", "settled", "unread_bytes",
-                 "waiting_bytes", "wants_send")  # fmt: skip
+                 "waiting_bytes", "wants_send", "window_bytes")  # fmt: skip
 
-    def __init__(self, streams_untold: int = limits.H2_STREAMS_UNTOLD) -> None:
+    def __init__(
+        self, streams_untold: int = limits.H2_STREAMS_UNTOLD, window_bytes: int = limits.H2_STREAM_WINDOW_BYTES
+    ) -> None:
+        self.window_bytes = window_bytes
         self._encoder = FieldEncoder()
         self._decoder = FieldDecoder(max_header_list_size=limits.HTTP_HEAD_BYTES_MAX)
         self._streams: dict[int, _Track] = {}
@@ -160,7 +164,7 @@ class Http2Codec:
         self.settled = False
         self.unread_bytes = 0
         self.waiting_bytes = 0
-        self._send(frames.opening())
+        self._send(frames.opening(window_bytes))
 
     # -- out ------------------------------------------------------------------------------------------------------
     @property
@@ -257,6 +261,18 @@ class Http2Codec:
         """Ask for a `PingAck` with the same 8 bytes."""
         self._send(frames.header(8, frames.PING, 0, 0), data)
 
+    def fit(self, window_bytes: int) -> None:
+        """Let the peer have so much on its way of each answer, those coming included (RFC 9113 section 6.9.2).
+
+        Args:
+            window_bytes: at most `limits.H2_STREAM_WINDOW_BYTES`, to which the peer is held before it has taken notice.
+        """
+        if window_bytes != self.window_bytes:
+            self.window_bytes = window_bytes
+            self._send(frames.settings((frames.Setting.INITIAL_WINDOW_SIZE, window_bytes)))
+            for stream_id, track in self._streams.items():
+                self._owe(stream_id, track, 0)  # else a window that went below zero may never open again
+
     def goaway(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """Say, once, that we are going; nothing is to be sent after it."""
         if not self._going:
@@ -275,7 +291,7 @@ class Http2Codec:
     def _owe(self, stream_id: int, track: _Track, size: int) -> None:
         """Give the stream's credit back, in large pieces and as long as more of it is to come."""
         track.owed += size
-        if track.owed >= limits.H2_STREAM_WINDOW_BYTES // 4 and not (track.remote_done or track.malformed):
+        if track.owed and track.owed >= self.window_bytes // 4 and not (track.remote_done or track.malformed):
             self._send(frames.window_update(stream_id, track.owed))
             track.unreturned -= track.owed
             track.owed = 0

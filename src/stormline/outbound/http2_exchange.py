@@ -89,6 +89,11 @@ class Exchange:
         self.complete = self.finished = False
 
     @property
+    def moved_at(self) -> float:
+        """The loop's time when bytes of its stream last went either way."""
+        return self._moved_at
+
+    @property
     def phase(self) -> Phase:
         """How far it is."""
         if self.status:

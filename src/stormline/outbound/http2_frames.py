@@ -112,14 +112,21 @@ def goaway(code: int) -> bytes:
     return header(8, GOAWAY, 0, 0) + code.to_bytes(8, "big")
 
 
-def opening() -> bytes:
-    """Give what a connection begins with: preface, our settings, and the window of the connection."""
-    settings = b"".join((
-        _pack_setting(Setting.ENABLE_PUSH, 0),
-        _pack_setting(Setting.INITIAL_WINDOW_SIZE, limits.H2_STREAM_WINDOW_BYTES),
-        _pack_setting(Setting.MAX_HEADER_LIST_SIZE, limits.HTTP_HEAD_BYTES_MAX),
-    ))  # fmt: skip
-    return b"".join((
-        PREFACE, header(len(settings), SETTINGS, 0, 0), settings,
-        window_update(0, limits.H2_CONNECTION_WINDOW_BYTES - WINDOW_BYTES),
-    ))  # fmt: skip
+def settings(*values: tuple[Setting, int]) -> bytes:
+    """Give a SETTINGS frame."""
+    payload = b"".join(_pack_setting(name, value) for name, value in values)
+    return header(len(payload), SETTINGS, 0, 0) + payload
+
+
+def opening(window_bytes: int) -> bytes:
+    """Give what a connection begins with: preface, our settings, and the window of the connection.
+
+    Args:
+        window_bytes: of each stream.
+    """
+    ours = settings(
+        (Setting.ENABLE_PUSH, 0),
+        (Setting.INITIAL_WINDOW_SIZE, window_bytes),
+        (Setting.MAX_HEADER_LIST_SIZE, limits.HTTP_HEAD_BYTES_MAX),
+    )
+    return PREFACE + ours + window_update(0, limits.H2_CONNECTION_WINDOW_BYTES - WINDOW_BYTES)

@@ -35,6 +35,39 @@ class Connector(Protocol):
         ...
 
 
+class Sense(Protocol):
+    """What the pool asks of whoever knows the network."""
+
+    def window_bytes(self, host: str, now_bytes: int) -> int:
+        """Give the window of an HTTP/2 connection's streams, from the one it has; see `Held.fit`."""
+        ...
+
+    def overdue(self, held: Held, quiet_s: float) -> bool:
+        """Say whether another request had better not be put on a connection that has owed an answer for so long."""
+        ...
+
+
+class NoSense:
+    """The `Sense` where nothing is known: windows stay, and every connection is relied on."""
+
+    def window_bytes(self, host: str, now_bytes: int) -> int:
+        """See `Sense.window_bytes`."""
+        return now_bytes
+
+    def overdue(self, held: Held, quiet_s: float) -> bool:
+        """See `Sense.overdue`."""
+        return False
+
+
+def is_overdue(held: Held, sense: Sense) -> bool:
+    """Say whether a connection is silent while it owes an answer, so that another request had better go elsewhere."""
+    quiet_since = None if held.shared is None else held.shared.quiet_since
+    if quiet_since is None:
+        return False
+    quiet_s = asyncio.get_running_loop().time() - quiet_since
+    return quiet_s >= limits.STALL_OVERDUE_S and sense.overdue(held, quiet_s)
+
+
 class Times(NamedTuple):
     """Bounds of one request: `head_by` and `body_by` in the loop's time; see `HttpPool.request`."""
 
@@ -289,6 +322,11 @@ class Place:
                 return held
             found = found or held
         return found
+
+    def answered_beside(self, held: Held, since: float) -> bool:
+        """Say whether another HTTP/2 connection that takes requests has answered one since then."""
+        others = [each.shared.answered_at for each in self.shared if each is not held and each.live and each.shared]
+        return any(answered_at is not None and answered_at > since for answered_at in others)
 
     def has_room(self) -> bool:
         """An HTTP/2 connection takes a request at once."""

@@ -19,7 +19,7 @@ from stormline.outbound.http1 import Http1Connection
 from stormline.outbound.http1_codec import Encoded, Encoder
 from stormline.outbound.messages import HttpRequest, HttpResponse
 from stormline.outbound.places import Connector as Connector
-from stormline.outbound.places import Idle, Memory, Opening, Place, Times, Waiter
+from stormline.outbound.places import Idle, Memory, NoSense, Opening, Place, Sense, Times, Waiter, is_overdue
 
 _SWEEP_STEP_S: Final = 0.5
 """Least pause between two looks for expired connections."""
@@ -45,6 +45,7 @@ class HttpPool:
         connections_max: over all origins, idle ones included.
         connections_per_origin_max: to one scheme, host and port.
         idle_s: seconds an unused connection is kept.
+        sense: knows the network; None: nobody does.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class HttpPool:
         connections_max: int = limits.POOL_CONNECTIONS_MAX,
         connections_per_origin_max: int = limits.POOL_CONNECTIONS_PER_ORIGIN_MAX,
         idle_s: float = limits.POOL_IDLE_S,
+        sense: Sense | None = None,
     ) -> None:
+        self._sense = NoSense() if sense is None else sense
         self._dialer = dialer
         self._clock = clock
         self._connections_max = connections_max
@@ -225,7 +228,7 @@ class HttpPool:
         opening = Opening(place, held)
         waiter = place.unserved()
         left = () if waiter is None else waiter.left
-        mute = [each.peer for each in place.shared if each.mute and each.peer is not None]
+        mute = [each.peer for each in place.shared if (each.mute or each.silent) and each.peer is not None]
         timeout_s = limits.POOL_OPENING_BESIDE_S if opening.beside else limits.POOL_OPENING_S
         dial = self._dial(place.key, {*left, *mute}, timeout_s, opening.stage, opening.note)
         opening.task = task = asyncio.get_running_loop().create_task(dial, name=f"connect to {place.key.origin.host}")
@@ -315,7 +318,8 @@ class HttpPool:
         known = place.known
         known.speaks_h1 = False
         untold = limits.H2_STREAMS_UNTOLD if known.streams is None else known.streams
-        held.shared = http2.Http2Connection(stream, streams_untold=untold)
+        window = self._sense.window_bytes(held.key.origin.host, limits.H2_STREAM_WINDOW_BYTES)
+        held.shared = http2.Http2Connection(stream, streams_untold=untold, window_bytes=window)
         held.shared.on_news = functools.partial(self._heard, held)
         held.on_doubt = self._doubted
         place.shared.append(held)
@@ -327,6 +331,9 @@ class HttpPool:
     def _take_shared(self, place: Place, waiter: Waiter | None, left: Collection[Address] = ()) -> Held | None:
         """Give an HTTP/2 connection that takes a request at once."""
         held = place.take(waiter, left)
+        while held is not None and is_overdue(held, self._sense):
+            held.doubt()  # it is served there all the same where that brings something before another one stands
+            held = place.take(waiter, left)
         if held is not None and len(place.shared) > 1:
             for other in [each for each in place.shared if each.silent or each.mute]:
                 if other.shared is not None and not other.shared.open_streams:
@@ -334,6 +341,11 @@ class HttpPool:
         if held is not None and held.shared is not None and held.shared.laden:
             self._connect_beside(place)
         return held
+
+    def answered_beside(self, held: Held, since: float) -> bool:
+        """Say whether another HTTP/2 connection to the same place, which takes requests, has answered since then."""
+        place = self._places.get(held.key)
+        return place is not None and place.answered_beside(held, since)
 
     def _connect_beside(self, place: Place) -> None:
         """Have one more connection made for what comes while a large answer is on its way, if there is room for it.

@@ -19,6 +19,14 @@ from stormline.core import limits
 from stormline.policy.estimate import sound
 from stormline.policy.quality import State
 
+OVERDUE_RTTS: Final = 2.5
+"""Round trips after which an acknowledgement is overdue: one that is delayed takes one and some 40 ms, and a tail loss
+probe goes out after two (RFC 8985 section 7.2)."""
+LOST_RTTS: Final = 3.5
+"""Round trips beyond one RTO after which its retransmission is lost too: two until the tail loss probe from which the
+RTO runs, one and a half for what it sent again."""
+PROVE_RTTS: Final = 6.0
+"""Round trips after which a first answer is overdue, where it usually takes one."""
 BLIND_RTO_FACTOR: Final = 7.0
 """Without TCP_INFO: RTO + 2 RTO + 4 RTO is when a packet sent at the start has been lost three times."""
 RTO_MIN_S: Final = 0.2
@@ -38,6 +46,8 @@ class Action(enum.StrEnum):
     KNOCK = "knock"
     """Ask whether the path is there at all with one SYN: a slow link is dark, and whether it is the link or this
     connection alone nothing else can tell."""
+    PROVE = "prove"
+    """Ask elsewhere too: this connection has never answered anything, and other addresses of the host are untried."""
     FRESH = "fresh"
     """Open a connection beside this one and send there what may be sent again; reads of both count, first come."""
     GIVE_UP = "give-up"
@@ -64,6 +74,9 @@ class Silence:
         fresh_age_s: since a fresh connection was begun beside this one; None where there is none.
         may_fresh: the request may be sent again (two-phase rule) and attempts and budget allow another connection.
         server_cost_s: what the server is known to need.
+        unproven: the connection has never answered anything, and its host has other addresses that the request has not
+            failed on.
+        learned_cost_s: what answers of this kind have been seen to cost the server, at their slowest.
     """
 
     waited_s: float
@@ -81,6 +94,8 @@ class Silence:
     fresh_age_s: float | None = None
     may_fresh: bool = True
     server_cost_s: float | None = None
+    unproven: bool = False
+    learned_cost_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +142,26 @@ def has_room(link: Link) -> bool:
     return rtt is not None and rtt <= limits.STALL_SPARE_RTT_S
 
 
+def overdue(silence: Silence, link: Link) -> bool:
+    """Say whether the next request had better not be put on a connection that owes an answer. Raises nothing.
+
+    Where what was sent is not acknowledged after one RTO, and two and a half round trips, a packet was lost, or the
+    path is dead; the RTO bears in mind how much the round trips of this connection waver. A connection beside it costs
+    a handshake, and nobody's answer where the link has room. Where the kernel does not tell, only a silence in which a
+    packet would have been lost three times counts. A peer that has acknowledged everything is working on its answer.
+    """
+    waited = _seconds(silence.waited_s) or 0.0
+    heard = _seconds(silence.heard_age_s)
+    quiet = waited if heard is None else min(waited, heard)
+    rtt = _seconds(silence.rtt_s)
+    if not has_room(link) or quiet < limits.STALL_OVERDUE_S:
+        return False
+    unacked = sound(silence.unacked_bytes, 2.0**53)
+    if unacked is None:
+        return quiet >= _doubt_s(silence, _rto(silence, link))
+    return unacked > 0.0 and rtt is not None and quiet >= max(OVERDUE_RTTS * rtt, _rto(silence, link))
+
+
 def plan(silence: Silence, link: Link) -> Decision:
     """Decide what a silent connection calls for. Takes any numbers, raises nothing.
 
@@ -139,12 +174,15 @@ def plan(silence: Silence, link: Link) -> Decision:
        others, or nothing is queued on it. Where it is bringing what was queued before this one, wait; where it is dark,
        wait too, and knock: a second connection would be as dark as this one, and would crowd out its answers once
        there is light.
-    3. The connection is silent (below) and another may be opened and finds room: a fresh one beside it, once. If that
+    3. The connection has never answered anything, and neither has this request's wait been so short that a server which
+       works would still be at it: the host's other addresses may be asked beside it, once, where there is room.
+    4. The connection is silent (below) and another may be opened and finds room: a fresh one beside it, once. If that
        one says nothing either the path is dark: probes at an even pace, so that its end is noticed.
-    4. It may be silent, and has a ping: a probe.
-    5. Wait.
+    5. It may be silent, and has a ping: a probe.
+    6. Wait.
 
-    Silent means: data unacknowledged through `limits.STALL_BACKOFFS` back-offs; or a probe unanswered for three RTOs;
+    Silent means: data unacknowledged through `limits.STALL_BACKOFFS` back-offs, or through one whose retransmission has
+    had its round trip; or a probe unanswered for three RTOs;
     or, where neither can be known, no byte for as long as three losses in a row take, on top of the server's time.
     """
     waited = _seconds(silence.waited_s) or 0.0
@@ -162,6 +200,11 @@ def plan(silence: Silence, link: Link) -> Decision:
     if waited >= limit or mute:
         return _past(silence, link, room=room, mute=mute, silent=silent)
     left = limit - waited
+    prove_in = math.inf
+    if silence.unproven and silence.may_fresh and room and silence.fresh_age_s is None:
+        prove_in = _prove_s(silence) - waited
+        if prove_in <= 0.0:
+            return _decision(Action.PROVE, min(rto, left), f"no first answer for {waited:.1f} s")
     pace = limits.STALL_PROBE_S if room else limits.STALL_PROBE_SLOW_S
     if silent and silence.fresh_age_s is not None:
         since = _seconds(silence.fresh_age_s) or 0.0
@@ -174,8 +217,8 @@ def plan(silence: Silence, link: Link) -> Decision:
     if silence.can_probe and silence.probe_age_s is None and (silent or quiet >= _doubt_s(silence, rto)):
         return _decision(Action.PROBE, min(3.0 * rto, left), f"no byte for {quiet:.1f} s")
     reason = f"{why}; a fresh connection would find no room or may not be made" if silent else "within what it may take"
-    again = rto if _losing(silence) else max(rto, _doubt_s(silence, rto) - quiet)
-    return _decision(Action.WAIT, min(again, left), reason)
+    again = min(rto, LOST_RTTS * _rtt(silence)) if _losing(silence, quiet) else max(rto, _doubt_s(silence, rto) - quiet)
+    return _decision(Action.WAIT, min(again, left, prove_in), reason)
 
 
 def _idle(silence: Silence, quiet: float) -> Decision:
@@ -196,7 +239,8 @@ def _silent(silence: Silence, quiet: float, rto: float) -> tuple[bool, str]:
     if probe is not None and probe >= 3.0 * rto:
         return True, f"no answer to a probe for {probe:.1f} s"
     if unacked is not None and backoffs is not None:
-        if unacked > 0 and backoffs >= limits.STALL_BACKOFFS:
+        lost = backoffs >= 1 and quiet >= rto + LOST_RTTS * _rtt(silence)
+        if unacked > 0 and (backoffs >= limits.STALL_BACKOFFS or lost):
             return True, f"{unacked:.0f} bytes unacknowledged after {backoffs:.0f} back-offs"
         return False, ""
     if unacked is None and not silence.can_probe and quiet >= _doubt_s(silence, rto):
@@ -204,14 +248,29 @@ def _silent(silence: Silence, quiet: float, rto: float) -> tuple[bool, str]:
     return False, ""
 
 
-def _losing(silence: Silence) -> bool:
-    """Say whether a packet has been lost once already: the next back-off decides, and is near."""
-    return (sound(silence.unacked_bytes, 2.0**53) or 0.0) > 0.0 and (sound(silence.backoffs, 1000) or 0.0) >= 1.0
+def _losing(silence: Silence, quiet: float) -> bool:
+    """Say whether a packet has been lost already, by its age or by a back-off: the next one decides, and is near."""
+    backoffs = sound(silence.backoffs, 1000)
+    if not sound(silence.unacked_bytes, 2.0**53) or backoffs is None:
+        return False
+    return backoffs >= 1.0 or quiet >= OVERDUE_RTTS * _rtt(silence)
 
 
 def _doubt_s(silence: Silence, rto: float) -> float:
     """Give the silence from which a ping is worth its packet: what path and server may need is over."""
     return BLIND_RTO_FACTOR * rto + (_seconds(silence.server_cost_s) or 0.0)
+
+
+def _prove_s(silence: Silence) -> float:
+    """Give the wait from which the first answer of a connection is overdue."""
+    cost = max(_seconds(silence.server_cost_s) or 0.0, _seconds(silence.learned_cost_s) or 0.0)
+    return max(limits.STALL_PROVE_S, PROVE_RTTS * _rtt(silence)) + cost
+
+
+def _rtt(silence: Silence) -> float:
+    """Give the round trip, one second where nobody knows it."""
+    rtt = _seconds(silence.rtt_s)
+    return 1.0 if rtt is None else rtt
 
 
 def _rto(silence: Silence, link: Link) -> float:

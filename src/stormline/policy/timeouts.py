@@ -306,6 +306,11 @@ class TimeoutPolicy:
         learned = self.learned_answer_bytes(shape)
         return ANSWER_BYTES_UNKNOWN if learned is None else learned
 
+    def learned_cost_s(self, shape: RequestShape) -> float | None:
+        """Give what answers of its path class have cost the server, at their slowest; None where none has come."""
+        path = self._paths.find((shape.host, shape.path_class))
+        return None if path is None else path.quantile(0.95)
+
     def next_timer(self) -> float | None:
         """None: nothing here happens by itself."""
         return None

@@ -21,6 +21,7 @@ from stormline.core import errors, limits
 from stormline.core.values import Address
 from stormline.net.resolve import Resolver
 from stormline.net.stream import TcpStream
+from stormline.outbound.held import Held
 from stormline.outbound.messages import HttpRequest, HttpResponse
 from stormline.policy.admission import URGENCIES
 from stormline.policy.budget import RetryVerdict
@@ -104,6 +105,10 @@ class ProbedPool:
         finally:
             entry.ended_s = self._loop.time()
             self._running[call_id] -= 1
+
+    def answered_beside(self, held: Held, since: float) -> bool:
+        """See `HttpPool.answered_beside`."""
+        return bool(self._pool.answered_beside(held, since))
 
 
 class ProbedBudget:

@@ -223,6 +223,9 @@ class _Http2(_Base):
         except h2.exceptions.ProtocolError:
             self.reset()
             return
+        for event in events:  # the machine has dealt with all of them already: no frame goes out on what was reset
+            if isinstance(event, h2.events.StreamReset) and (stream := self.streams.get(event.stream_id or 0)):
+                stream.over = True
         for event in events:
             self._take(event)
         self.flush()
@@ -243,7 +246,7 @@ class _Http2(_Base):
                 stream = self.streams.pop(event.stream_id or 0, None)
                 if stream is not None:
                     stream.over = True
-            case h2.events.WindowUpdated():
+            case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
                 for stream in list(self.streams.values()):
                     stream.pump()
 

@@ -32,6 +32,7 @@ def _quick(monkeypatch):
     """Lose patience soon: how long it lasts is policy's, and its own tests hold it."""
     monkeypatch.setattr(limits, "LOOK_FIRST_S", 0.05)
     monkeypatch.setattr(limits, "TIMEOUT_FLOOR_FAST_S", 0.1)
+    monkeypatch.setattr(limits, "STALL_PROVE_S", PATIENCE_S)
     monkeypatch.setattr(timeouts, "RTO_MIN_S", 0.02)
     monkeypatch.setattr(timeouts, "RTO_VARIANCE_S", 0.02)
 
@@ -238,6 +239,36 @@ class TestSilence:
             await wait_until(lambda: mute.result().given_up == 1)  # the loser is told that nobody waits any more
             assert (await client.get(site.url)).content == other.body
         assert len(mute.result().asked) == 1  # nothing more is put where nothing is answered
+
+    async def test_read_on_a_connection_that_never_answered_is_asked_beside_before_its_time_is_over(
+        self, module, site, monkeypatch
+    ):
+        monkeypatch.setattr(limits, "TIMEOUT_FLOOR_FAST_S", PATIENCE_S)
+        monkeypatch.setattr(limits, "STALL_PROVE_S", 0.05)
+        mute = silence(site)
+        async with site.client(module) as client:
+            response = await client.get(site.url)
+            other = site.other(await mute)
+            assert response.content == other.body
+            lines = story(response)
+            assert any(f"{mute.result().address} has not shown that it answers" in line for line in lines)
+            assert (await client.get(site.url)).content == other.body
+        assert (len(mute.result().asked), len(other.asked)) == (1, 2)
+
+    async def test_read_whose_host_has_one_address_is_not_asked_beside_for_want_of_proof(
+        self, module, site, monkeypatch
+    ):
+        monkeypatch.setattr(limits, "TIMEOUT_FLOOR_FAST_S", PATIENCE_S)
+        monkeypatch.setattr(limits, "STALL_PROVE_S", 0.05)
+        (only,) = site.servers = site.servers[:1]
+        only.answers.clear()
+        async with site.client(module) as client:
+            asking = asyncio.ensure_future(client.get(site.url))
+            await wait_until(lambda: only.asked)
+            await asyncio.sleep(0.3)
+            only.answers.set()
+            assert (await asking).content == only.body
+        assert len(only.asked) == 1
 
     async def test_write_is_sent_once_and_its_error_says_so(self, module, site):
         mute = silence(site)

@@ -92,6 +92,38 @@ async def test_resolve_hanging_name_times_out_and_is_joined_not_asked_again(hang
     assert hanging.asked == ["a.test"]
 
 
+async def test_resolve_lookup_that_takes_long_is_begun_again_beside_itself_and_the_first_answer_counts(
+    until, monkeypatch
+):
+    monkeypatch.setattr(limits, "RESOLVE_REPEAT_S", 0.0)
+    lost = Hanging()
+
+    def lookup(host):
+        return lost(host) if not lost.asked else [_row("127.0.0.1")]
+
+    resolver = Resolver(SystemNames(lookup=lookup))
+    assert await resolver.resolve("a.test", 1) == (Address("127.0.0.1", 1),)
+    lost.go.set()
+    await until(lambda: not lost.running)
+
+
+async def test_resolve_repeated_lookup_that_fails_leaves_the_first_alone(until, monkeypatch):
+    monkeypatch.setattr(limits, "RESOLVE_REPEAT_S", 0.0)
+    first, failed = Hanging(), []
+
+    def lookup(host):
+        if not first.asked:
+            return first(host)
+        failed.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "try again")
+
+    task = asyncio.create_task(Resolver(SystemNames(lookup=lookup)).resolve("a.test", 1))
+    await until(lambda: len(failed) == limits.RESOLVE_LOOKUPS_MAX - 1)
+    assert not task.done()
+    first.go.set()
+    assert (await task)[0] == Address("127.0.0.9", 1)
+
+
 async def test_resolve_waiting_lookup_nobody_wants_is_never_asked(hanging):
     resolver = Resolver(SystemNames(threads_max=1, lookup=hanging))
     first = asyncio.create_task(resolver.resolve("a.test", 1))
