@@ -1,6 +1,7 @@
 """Valid inputs to start from, made by the code that writes them; a mutation of one gets far into a parser."""
 
 import gzip
+import struct
 import zlib
 
 import brotli
@@ -14,7 +15,7 @@ from stormline.outbound.messages import HttpRequest
 from stormline.policy import snapshot
 from stormline.telemetry import report
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
-from stormline.wire import bundle, frames, httpsig, jws, plan, tokens
+from stormline.wire import bundle, dns, frames, httpsig, jws, plan, tokens
 from stormline.wire import messages as m
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -240,3 +241,23 @@ def network_files() -> list[bytes]:
         hosts=(host._replace(host="b.example", at=NOW - 100), host),
     )
     return [memory.encode(snapshot.NetworkRecord(at=NOW)), memory.encode(whole)]
+
+
+def dns_answers() -> list[bytes]:
+    """Answers of DNS for `HOST`: addresses over an alias, and a name that does not exist."""
+
+    def record(owner: bytes, kind: int, data: bytes) -> bytes:
+        return owner + struct.pack("!HHIH", kind, 1, 300, len(data)) + data
+
+    def answer(kind: dns.RecordType, rcode: int, records: list[bytes], authority: list[bytes]) -> bytes:
+        asked = dns.question(HOST, kind)[12:]
+        head = struct.pack("!HHHHHH", 0, 0x8180 | rcode, 1, len(records), len(authority), 0)
+        return head + asked + b"".join(records) + b"".join(authority)
+
+    name, alias = b"\xc0\x0c", b"\x03cdn\xc0\x10"
+    soa = b"\x02ns\xc0\x10\x01x\xc0\x10" + struct.pack("!5I", 1, 2, 3, 4, 60)
+    return [
+        answer(dns.RecordType.A, 0, [record(name, 5, alias), record(alias, 1, bytes((192, 0, 2, 1)))], []),
+        answer(dns.RecordType.AAAA, 0, [record(name, 28, bytes(range(16))), record(name, 28, bytes(16))], []),
+        answer(dns.RecordType.A, 3, [], [record(b"\xc0\x10", 6, soa)]),
+    ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fuzz import corpus
 from stormline.client import memory
 from stormline.client.decoding import Verifier
-from stormline.core import codes, errors, limits, limits_means, limits_memory
+from stormline.core import codes, errors, limits, limits_means, limits_memory, limits_names
 from stormline.core.values import parse_address
 from stormline.outbound import http2_codec, proxy_rules
 from stormline.policy import snapshot, strategy
@@ -20,7 +20,7 @@ from stormline.policy.addresses import AddressBook, Candidate
 from stormline.policy.shape import Network, RequestShape
 from stormline.policy.timeouts import TimeoutPolicy
 from stormline.telemetry import report
-from stormline.wire import bundle, frames, httpsig, jws, plan
+from stormline.wire import bundle, dns, frames, httpsig, jws, plan
 from stormline.wire import events as e
 from stormline.wire import messages as m
 from stormline.wire.connection import Connection
@@ -147,6 +147,19 @@ def fuzz_plan(data: bytes) -> None:
         assert _verify_plan(plan.sign(found, key=corpus.KEY, kid=corpus.KID)) == found, "it does not survive signing"
     with contextlib.suppress(ValueError):
         plan.decode_request(data)
+
+
+def fuzz_dns(data: bytes) -> None:
+    """An answer of DNS gives RemoteProtocolError or addresses within their bounds, the same ones each time."""
+    for kind in (dns.RecordType.A, dns.RecordType.AAAA):
+        try:
+            found = dns.parse_reply(data, corpus.HOST, kind)
+        except errors.RemoteProtocolError:
+            continue
+        assert len(found.addresses) == len(set(found.addresses)) <= limits_names.DNS_ADDRESSES_MAX
+        assert all((":" in each) == (kind is dns.RecordType.AAAA) for each in found.addresses), "of the other family"
+        assert 0 <= found.ttl_s < 2**31
+        assert dns.parse_reply(data, corpus.HOST, kind) == found
 
 
 def fuzz_bundle(data: bytes) -> None:
@@ -326,6 +339,7 @@ TARGETS = {
     "connection_client": Target(run=fuzz_connection_client, seeds=corpus.from_server),
     "jws": Target(run=fuzz_jws, seeds=corpus.signed_texts),
     "plan": Target(run=fuzz_plan, seeds=corpus.plans),
+    "dns": Target(run=fuzz_dns, seeds=corpus.dns_answers),
     "bundle": Target(run=fuzz_bundle, seeds=corpus.bundles),
     "report": Target(run=fuzz_report, seeds=corpus.reports),
     "address": Target(run=fuzz_address, seeds=corpus.addresses),

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from stormline.client.masking import MaskUrls
     from stormline.client.rules import BusinessRule, ClearHttp
     from stormline.client.transport import AsyncTransport, Transport
+    from stormline.outbound.doh_server import DohServer
     from stormline.policy.presets import Preset
     from stormline.wire.httpsig import VerifyKey
 
 __all__ = [
-    "AsyncClient", "AsyncTransport", "BusinessRule", "Channel", "ClearHttp", "Client", "Config", "MaskUrls", "Preset",
-    "Transport", "VerifyKey", "errors", "mark_parsed",
+    "AsyncClient", "AsyncTransport", "BusinessRule", "Channel", "ClearHttp", "Client", "Config", "DohServer",
+    "MaskUrls", "Preset", "Transport", "VerifyKey", "errors", "mark_parsed",
 ]  # fmt: skip
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "ClearHttp": "stormline.client.rules",
     "Client": "stormline.client.api",
     "Config": "stormline.client.config",
+    "DohServer": "stormline.outbound.doh_server",
     "MaskUrls": "stormline.client.masking",
     "Preset": "stormline.policy.presets",
     "Transport": "stormline.client.transport",

@@ -78,6 +78,18 @@ def test_dns_hijack_leaves_a_client_that_asks_dns_nothing(runs: Runs) -> None:
         assert result.connections == 0  # none reached the origin
 
 
+def test_dns_hijack_costs_our_client_nothing_where_it_may_ask_elsewhere(runs: Runs) -> None:
+    ours = runs("dns-hijack", 6.0, "stormline")["stormline"]
+    assert (ours.ok, ours.failures) == (ours.requests, {})
+    assert ours.connections >= 1
+
+
+@pytest.mark.parametrize("profile", ["dns-flaky", "dns-slow", "dns-empty"])
+def test_unwell_name_server_costs_our_client_nothing_where_it_may_ask_elsewhere(runs: Runs, profile: str) -> None:
+    ours = runs(profile, 10.0, "stormline")["stormline"]
+    assert (ours.ok, ours.failures) == (ours.requests, {})
+
+
 def test_dead_address_is_stepped_over(runs: Runs) -> None:
     percent = percents(runs("dead-ip", 15.0))
     assert percent["stormline"] >= 95

@@ -296,7 +296,7 @@ def test_lying_dns_leads_to_a_wrong_certificate_and_https_tells_the_truth(play: 
     assert answer["error"] == "SSLCertVerificationError"
     # A question of type A for shop.lab.test, in the form of RFC 1035.
     question = "000001000001000000000000" + "0473686f70036c6162047465737400" + "00010001"
-    host = here.stage.doh_url.split("/")[2]
+    (host,) = here.stage.dns_servers
     told = here.ask(host=host, address=host, path="/dns-query", method="POST", body=question)
     assert all(socket.inet_aton(address).hex() in told["body"] for address in here.stage.addresses)
     report = here.stage.finish()

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 400
 NAMES = [
-    "frames", "connection_server", "connection_client", "jws", "plan", "bundle", "report", "address", "proxy_settings",
-    "httpsig", "http2", "decoding", "network_memory",
+    "frames", "connection_server", "connection_client", "jws", "plan", "dns", "bundle", "report",
+    "address", "proxy_settings", "httpsig", "http2", "decoding", "network_memory",
 ]  # fmt: skip
 
 

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from stormline.core import limits
+from stormline.core import limits, limits_names
 from stormline.core.values import Address
-from stormline.net.resolve import Resolver
+from stormline.net.resolve import Found, Resolver, no_name
 from stormline.testing import simloop
 from stormline.testing.simloop import on_virtual_time
 
@@ -39,7 +39,7 @@ class Names:
         await asyncio.sleep(delay_s)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer if isinstance(answer, Found) else Found(answer)
 
     def withdraw(self, host):
         self.withdrawn.append(host)
@@ -285,7 +285,7 @@ async def test_resolve_answer_that_is_there_already_is_remembered():
             answer = super().ask(host, refresh=refresh)
             answer.cancel()
             answer = asyncio.get_running_loop().create_future()
-            answer.set_result(("192.0.2.3",))
+            answer.set_result(Found(("192.0.2.3",)))
             return answer
 
     resolver = Resolver(Ready())
@@ -340,3 +340,71 @@ async def test_close_during_a_renewal_that_fails_is_silent():
     await ask(resolver)
     resolver.close()
     await asyncio.sleep(1)
+
+
+# -- what sources say of time -----------------------------------------------------------------------------------------
+@on_virtual_time
+async def test_resolve_answer_is_fresh_as_long_as_its_ttl_within_bounds():
+    for ttl_s, fresh_s in ((1.0, FRESH), (200.0, 200.0), (86_400.0, limits_names.NAMES_TTL_S_MAX)):
+        names = Names(Found(("192.0.2.1",), ttl_s, "a test"))
+        resolver = Resolver(names)
+        await ask(resolver)
+        await asyncio.sleep(fresh_s - 0.1)
+        await ask(resolver)
+        assert len(names.asked) == 1
+        await asyncio.sleep(0.2)
+        await ask(resolver)
+        assert len(names.asked) == 2
+        await asyncio.sleep(1)
+
+
+@on_virtual_time
+async def test_resolve_absence_stands_as_long_as_it_says_within_bounds():
+    for ttl_s, stands_s in ((0.0, FAILED), (20.0, 20.0), (86_400.0, limits_names.NAMES_ABSENT_S_MAX)):
+        names = Names(no_name("no such name", ttl_s))
+        resolver = Resolver(names)
+        await ask(resolver)
+        await asyncio.sleep(stands_s - 0.1)
+        error, took_s = await ask(resolver)
+        assert (error.errno, str(error.strerror), took_s) == (socket.EAI_NONAME, "no such name", 0)
+        assert len(names.asked) == 1
+        await asyncio.sleep(0.1)
+        await ask(resolver)
+        assert len(names.asked) == 2
+
+
+@on_virtual_time
+async def test_resolve_sure_answer_is_never_waited_for():
+    names = Names()
+    resolver = Resolver(names, sure=lambda host: host == "a.test")
+    await ask(resolver)
+    names.delay_s = 8
+    await asyncio.sleep(OLD + 1)
+    resolver.doubt("a.test")
+    assert await ask(resolver) == (["192.0.2.1"], 0)
+    assert names.asked == [("a.test", False), ("a.test", True)]
+    await asyncio.sleep(8)
+
+
+@on_virtual_time
+async def test_learned_answer_is_as_good_as_one_asked_for_and_can_be_told_and_forgotten():
+    told = []
+    resolver = Resolver(Names(), on_change=told.append)
+    resolver.learn("A.test", Found(("192.0.2.7",), 100.0, "a test"), age_s=40.0)
+    assert await ask(resolver) == (["192.0.2.7"], 0)
+    assert resolver.remembered("a.TEST") == ("a.test", Found(("192.0.2.7",), 100.0, "a test"), 40.0)
+    assert [each.host for each in resolver.memory()] == told == ["a.test"]
+    resolver.forget("a.test")
+    assert (resolver.remembered("a.test"), resolver.memory()) == (None, [])
+    assert await ask(resolver) == (["192.0.2.1"], 0.02)
+
+
+@on_virtual_time
+async def test_doubt_of_all_asks_again_for_every_name():
+    resolver, names = await learned()
+    names.answer = AGAIN
+    await ask(resolver, "b.test")
+    names.answer = ("192.0.2.2",)
+    resolver.doubt_all()
+    assert await ask(resolver) == (["192.0.2.2"], 0.02)
+    assert await ask(resolver, "b.test") == (["192.0.2.2"], 0.02)

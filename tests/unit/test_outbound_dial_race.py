@@ -113,13 +113,13 @@ class Told:
 class Ran:
     """What became of a race: the winner's address or the error, when, and what was told meanwhile."""
 
-    def __init__(self, net, order, pace, timeout_s):
+    def __init__(self, net, order, pace, timeout_s, more=None):
         self.net, self.advice, self.notes = net, Told(), []
         self.winner = self.error = None
 
         async def main():
             shake = None if net.tls is None else net.shake
-            race = Race("a.test", self.advice, net.open_tcp, shake, on_stage=str, on_note=self.notes.append)
+            race = Race("a.test", self.advice, net.open_tcp, shake, on_stage=str, on_note=self.notes.append, more=more)
             try:
                 async with asyncio.timeout(timeout_s):
                     stream = await race.run(order, pace)
@@ -137,8 +137,8 @@ class Ran:
         assert (net.open, net.live) == (0, 0)
 
 
-def race(order, tcp, tls=None, *, pace=QUIET, timeout_s=30.0):
-    return Ran(Net(tcp, tls), order, pace, timeout_s)
+def race(order, tcp, tls=None, *, pace=QUIET, timeout_s=30.0, more=None):
+    return Ran(Net(tcp, tls), order, pace, timeout_s, more)
 
 
 def by(**scripts):
@@ -452,3 +452,95 @@ def test_dial_failing_connect_reaches_the_caller_and_leaves_nothing():
         assert (net.open, net.live) == (0, 0)
 
     simloop.run(main)
+
+
+# -- reinforcements ---------------------------------------------------------------------------------------------------
+class More:
+    """Gives addresses in batches, each after a time."""
+
+    def __init__(self, *batches):
+        self.batches, self.seen, self.impostors = list(batches), [], []
+
+    def impostor(self, address):
+        self.impostors.append(address)
+
+    async def more(self, seen):
+        self.seen.append(tuple(seen))
+        if not self.batches:
+            return ()
+        after_s, batch = self.batches.pop(0)
+        await asyncio.sleep(after_s)
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+
+def forged(code=62):
+    error = ssl.SSLCertVerificationError("certificate verify failed")
+    error.verify_code, error.verify_message = code, "not for this name"
+    return error
+
+
+def test_more_nobody_is_asked_while_all_goes_well():
+    more = More((0.0, [B]))
+    ran = race([A, C], by(A=1.0, C=SILENT), more=more)
+    assert (ran.winner, more.seen) == (A, [])
+
+
+def test_more_wrong_certificate_has_others_asked_for_and_started_at_once():
+    more = More((0.3, [B]))
+    ran = race([A], by(A=0.1, B=0.1), tls_by(A=(0.1, forged()), B=0.1), more=more)
+    assert (ran.winner, round(ran.at, 6)) == (B, 0.7)
+    assert (more.impostors, more.seen) == ([A], [(A,)])
+
+
+@pytest.mark.parametrize("error", [forged(9), forged(10), CUT])
+def test_more_other_failures_of_tls_make_nobody_an_impostor(error):
+    more = More((0.0, [B]))
+    ran = race([A], by(A=0.1, B=0.1), tls_by(A=(0.1, error), B=0.1), more=more)
+    assert (ran.winner, more.impostors) == (B, [])
+
+
+def test_more_those_that_came_go_before_those_that_wait():
+    more = More((0.0, [C]))
+    ran = race([A, B], by(A=(0.1, REFUSED), B=0.05, C=0.05), more=more)
+    # B was started at once, before anybody could say more; C has its turn after B's head start.
+    assert (ran.winner, ran.net.started[:2]) == (B, [(0.0, A), (0.1, B)])
+
+
+def test_more_silence_has_others_asked_for():
+    more = More((0.5, [B]))
+    ran = race([A], by(A=SILENT, B=0.1), pace=Pace(), more=more)
+    assert (ran.winner, round(ran.at, 6)) == (B, limits.DIAL_REPEAT_S + 0.6)
+
+
+def test_more_is_asked_for_until_there_are_none():
+    more = More((0.0, [B]), (0.0, [C]))
+    ran = race([A], by(A=(0.1, REFUSED), B=(0.1, REFUSED), C=(0.1, REFUSED)), more=more)
+    assert isinstance(ran.error, errors.ConnectError)
+    assert more.seen == [(A,), (A, B), (A, B, C)]
+    assert all(str(each) in str(ran.error) for each in (A, B, C))
+
+
+def test_more_that_takes_time_is_waited_for_where_nothing_else_is_left():
+    ran = race([A], by(A=(0.1, REFUSED), B=0.1), more=More((4.0, [B])))
+    assert (ran.winner, round(ran.at, 6)) == (B, 4.2)
+
+
+def test_more_of_the_same_is_nothing():
+    ran = race([A], by(A=(0.1, REFUSED)), more=More((0.0, [A])))
+    assert (type(ran.error), ran.at) == (errors.ConnectError, 0.1)
+
+
+def test_more_that_is_under_way_ends_with_the_race():
+    ran = race([A, B], by(A=(0.1, REFUSED), B=0.1), more=More((9.0, [C])))
+    assert (ran.winner, ran.at) == (B, 0.2)
+    ran = race([A], by(A=(0.1, REFUSED)), more=More((9.0, [C])), timeout_s=1.0)
+    assert (type(ran.error), ran.at) == (TimeoutError, 1.0)
+
+
+def test_more_addresses_are_bounded():
+    crowd = [Address(f"198.51.100.{number}", 443) for number in range(99)]
+    more = More((0.0, crowd))
+    ran = race([A], lambda address, number: (0.01, REFUSED), more=more)
+    assert len({address for _, address in ran.net.started}) == limits.DIAL_CANDIDATES_MAX

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stormline.client.parking import NetworkPort
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_names
 from stormline.core.values import Secret
 from stormline.outbound import proxy_rules
+from stormline.outbound.doh_server import DohServer
 from stormline.policy.means import SWITCHES
+from stormline.wire import hostname
 
 if TYPE_CHECKING:
     from stormline.client.rules import BusinessRule
@@ -57,6 +59,14 @@ class Config:
             below a name.
         preconnect: URLs of origins to connect to when the client begins, at most `limits_memory.PRECONNECTS_MAX`; `*`
             stands for those used most on this network, as far as the store knows it. Nothing is asked of them.
+        doh: servers for DNS over HTTPS (RFC 8484), the best first: asked where the system's resolver is slow, fails or
+            lies. Each a `stormline.DohServer`, or the URL of one whose host is an IP address. They are reached
+            directly, never through a proxy.
+        pinned: names and their IP addresses: these are used, and nobody is asked. Certificates are checked by name, as
+            ever.
+        backup_addresses: names and IP addresses that are tried last, where nobody has an answer or none of it works.
+        private_hosts: names, with all below them, that may have addresses of private networks. Of any other public name
+            such an answer is doubtful: DNS over HTTPS is asked as well, and what it says goes first.
     """
 
     bundle: "Bundle | None" = None
@@ -81,6 +91,10 @@ class Config:
     trust_env: bool = True
     prefer_ipv4: tuple[str, ...] = ()
     preconnect: tuple[str, ...] = ()
+    doh: tuple[DohServer | str, ...] = ()
+    pinned: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    backup_addresses: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    private_hosts: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -113,6 +127,33 @@ class Config:
                 raise errors.ConfigError(f"proxy: {error}") from None
             if not isinstance(self.proxy, Secret):  # of a Secret it would take the mask
                 object.__setattr__(self, "proxy", Secret(self.proxy))
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Check what is said of names, and bring it into one form."""
+        if len(self.doh) > limits_names.DOH_SERVERS_MAX:  # also a text where a tuple was meant
+            raise errors.ConfigError(f"doh: expected at most {limits_names.DOH_SERVERS_MAX} servers")
+        servers = tuple(each if isinstance(each, DohServer) else DohServer(each) for each in self.doh)
+        object.__setattr__(self, "doh", servers)
+        for name in ("pinned", "backup_addresses"):
+            object.__setattr__(self, name, {host: _ips(name, host, ips) for host, ips in getattr(self, name).items()})
+        try:
+            private = frozenset(hostname.normalise(host) for host in self.private_hosts)
+        except errors.ConfigError as error:
+            raise errors.ConfigError(f"private_hosts: {error}") from None
+        object.__setattr__(self, "private_hosts", private)
+
+
+def _ips(name: str, host: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the addresses that a setting gives a host."""
+    try:
+        hostname.normalise(host)
+        ips = tuple(dict.fromkeys(hostname.normalise(each) for each in given))
+    except errors.ConfigError as error:
+        raise errors.ConfigError(f"{name}: {error}") from None
+    if not 0 < len(ips) <= limits_names.NAMES_CONFIGURED_MAX or not all(map(hostname.is_address, ips)):
+        raise errors.ConfigError(f"{name}: {host}: expected 1 to {limits_names.NAMES_CONFIGURED_MAX} IP addresses")
+    return ips
 
 
 def matches(host: str, patterns: tuple[str, ...]) -> bool:

@@ -14,7 +14,7 @@ from stormline.core.clock import Clock, Rng
 from stormline.net import trust
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.net.local import has_route, is_assigned
-from stormline.net.resolve import Resolver
+from stormline.net.resolve import NameSource, SystemNames
 from stormline.net.stream import open_tcp
 from stormline.outbound.dial import AddressSource, OpenTcp
 
@@ -58,7 +58,7 @@ _open_mptcp: Final[OpenTcp] = functools.partial(open_tcp, mptcp=True)
 
 
 class Names(AddressSource, Protocol):
-    """Turns names into addresses for one client; `net.resolve.Resolver` is one."""
+    """Turns names into addresses for one client; `client.names.NameService` is one."""
 
     def close(self) -> None:
         """End what waits and forget what is known."""
@@ -77,7 +77,8 @@ class Outside:
         trust: makes TLS contexts.
         is_assigned: says whether an address is one of the machine's own now.
         has_route: says whether it has a way out at all.
-        resolver: makes what turns names into addresses; each client has one of its own.
+        names: makes the resolver that the system has; each client has one of its own.
+        resolver: makes what turns names into addresses in the place of `client.names`; None: nothing does.
         environ: its environment variables, for the proxies they name.
         aside: does what may block elsewhere than on the loop.
     """
@@ -89,7 +90,8 @@ class Outside:
     trust: Trust = trust
     is_assigned: Callable[[str], bool] = is_assigned
     has_route: Callable[[], bool] = has_route
-    resolver: Callable[[], Names] = Resolver
+    names: Callable[[], NameSource] = SystemNames
+    resolver: Callable[[], Names] | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     aside: Callable[[Callable[[], None]], Awaitable[None]] = on_thread
 

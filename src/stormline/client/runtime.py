@@ -17,14 +17,16 @@ from stormline.client.config import Config, matches
 from stormline.client.costs import Costs, Counting
 from stormline.client.executor import Executor
 from stormline.client.lanes import CallLimits
-from stormline.client.outside import REAL, Outside
+from stormline.client.names import NameService
+from stormline.client.outside import REAL, Names, Outside
 from stormline.client.parking import Parking
 from stormline.client.preconnect import Preconnector
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.core import errors, ids, limits, limits_means, limits_memory
+from stormline.core.phase import Phase
 from stormline.net.sessions import TlsSessions
-from stormline.net.stream import Stream
+from stormline.net.stream import Stream, reason_of
 from stormline.outbound import proxy_rules
 from stormline.outbound.dial import Advice, Dialer
 from stormline.outbound.messages import Headers, HttpRequest
@@ -80,7 +82,6 @@ class Runtime:
         self._call_prefix = ids.new_id(self.rng)
         self._call_numbers = itertools.count(1)
         self._outside = outside
-        self._resolver = outside.resolver()
         self._proxies = _proxies(config, outside)
         self._sessions = TlsSessions()
         alpn = ("h2", "http/1.1") if config.http2 else ("http/1.1",)
@@ -94,6 +95,12 @@ class Runtime:
         self.parking = Parking(outside.has_route, config.network_port, self.counting.woke)
         self.conduct = CONDUCT[Activity.FOREGROUND]
         context, h1_context = _contexts(config, foreign_context, outside, alpn)
+        self.names: NameService | None = None
+        self._resolver: Names
+        if outside.resolver is None:
+            self._resolver = self.names = self._name_service(context)
+        else:
+            self._resolver = outside.resolver()
         self._pool = HttpPool(self._dialer(context, self.steering, h1_context), self.clock, sense=self.steering)
         self.preconnector = Preconnector(config, self._pool, self._proxies)
         self._memory: NetworkMemory | None = None
@@ -170,6 +177,8 @@ class Runtime:
             sessions=self._sessions,
             h1_context=h1_context,
             context_of=None if offers is None else offers.context_of,
+            # The roles' certificates are of an authority of their own: they prove nothing about who lies in DNS.
+            keeper=None if roles else self.names,
         )
         if not self._proxies:
             return dialer
@@ -181,6 +190,42 @@ class Runtime:
             by_name=not roles,
             proxy_context=self._outside.trust.foreign_context,
         )
+
+    def _name_service(self, context: ssl.SSLContext) -> NameService:
+        """Make what finds names: the system, DNS over HTTPS, a file; as configured."""
+        config, outside, steering = self.config, self._outside, self.steering
+        doh = file = None
+        if config.doh:
+            from stormline.outbound.doh import DohNames, NoNames
+
+            dialer = Dialer(NoNames(), context, open_tcp=outside.open_tcp, advice=steering, sessions=self._sessions)
+            doh = DohNames([each for each in config.doh if not isinstance(each, str)], dialer, self.clock)
+        if config.store is not None:
+            from stormline.client.names_file import NamesFile
+
+            file = NamesFile(config.store, config.bundle.app if config.bundle is not None else "")
+        return NameService(
+            config,
+            outside.names(),
+            wall_s=self.clock.wall,
+            doh=doh,
+            network=lambda: steering.network.id,
+            file=file,
+        )
+
+    async def resolve(self, host: str) -> tuple[str, ...]:
+        """Find the addresses of a name, so that a request that follows need not wait for them.
+
+        Raises:
+            ResolveError: nobody has one.
+        """
+        try:
+            found = await self._resolver.resolve(host, 443)
+        except OSError as error:
+            raise errors.ResolveError(
+                f"{host}: {reason_of(error)}", phase=Phase.RESOLVE, maybe_delivered=False
+            ) from error
+        return tuple(each.host for each in found)
 
     def _join(self, config: Config, app: str) -> None:
         """Set up the parts that need a platform."""
@@ -398,6 +443,8 @@ class Runtime:
             return hosts[host]
 
         self._sessions.clear()
+        if self.names is not None:
+            self.names.network_changed()
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
                 pool.leave(gone)
@@ -469,6 +516,8 @@ class Runtime:
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
                 await pool.aclose()
+        if self.names is not None:
+            await self.names.aclose()
         self._resolver.close()
         if self._store is not None:
             self._store.close()

@@ -214,6 +214,15 @@ class AsyncTransport(AsyncBaseTransport):
         """What it has cost so far: bytes, connections, wake-ups, hedges. Counted anew for each event loop."""
         return self._runtime.costs if self._runtime is not None else Costs()
 
+    async def resolve(self, host: str) -> tuple[str, ...]:
+        """Find the IP addresses of a name before it is needed; the next request to it does not wait for them.
+
+        Raises:
+            ResolveError: nobody has one.
+            LocalProtocolError: as `runtime`.
+        """
+        return await self.runtime().resolve(host)
+
     async def aclose(self) -> None:
         """Send what telemetry is left, and close every connection.
 

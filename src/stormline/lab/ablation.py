@@ -8,8 +8,8 @@ from stormline.lab.results import Result
 from stormline.policy.means import SWITCHES
 
 WITHOUT: Final = (
-    "hedge", "racing", "ip-direct", "long", "direct", "clear", "original", "quic", "second-link", "h2", "h1", "resume",
-    "admission",
+    "hedge", "racing", "ip-direct", "long", "direct", "clear", "original", "quic", "second-link", "h2", "h1", "doh",
+    "resume", "admission",
 )  # fmt: skip
 """Means that can be left out. Those this version does not have are accepted and have no effect, so that a series of
 runs can be repeated from version to version."""
@@ -24,7 +24,7 @@ def split(without: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     unknown = [name for name in without if name not in WITHOUT]
     if unknown:
         raise errors.ConfigError(f"without {unknown[0]!r}: expected some of {', '.join(WITHOUT)}")
-    have = {*SWITCHES, "h2", "admission"}
+    have = {*SWITCHES, "h2", "doh", "admission"}
     return tuple(name for name in without if name in have), tuple(name for name in without if name not in have)
 
 

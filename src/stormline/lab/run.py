@@ -241,7 +241,8 @@ class _Run:
                 folder=self._folder / "driver",
                 environ=environ,
                 popen=lambda words, env, more: self._stage.popen(words, env, **more),
-                options={"disabled": list(self._off)},
+                # No means of the stage's: any app may name a public server for DNS over HTTPS.
+                options={"disabled": list(self._off), "doh": [[self._stage.doh_url, list(self._stage.dns_servers)]]},
                 on_line=on_line,
             )
         )

@@ -152,8 +152,9 @@ class Stage:
         """IPv4 address of a server that answers everything with its own page and a wrong certificate."""
         self.dns_servers: tuple[str, ...] = (v4[usual + 1],)
         """What the device's resolv.conf names."""
-        self.doh_url = f"https://{v4[usual + 1]}/dns-query"
-        """DNS over HTTPS (RFC 8484); its certificate is of `ca_file` and for this address and `specs.DOH`."""
+        self.doh_url = f"https://{specs.DOH}/dns-query"
+        """DNS over HTTPS (RFC 8484), at the address of `dns_servers`; its certificate is of `ca_file` and for this name
+        and that address."""
         self.base_url = f"{self.profile.scheme}://{specs.SHOP}"
         """What clients ask."""
         self.topology.device.set_resolvers(self.dns_servers)

@@ -1,15 +1,16 @@
-"""Which addresses this machine has."""
+"""Which addresses this machine has, and which names its owner has given addresses."""
 
 import errno
 import ipaddress
 import socket
+from pathlib import Path
 from typing import Final
 
+_HOSTS: Final = Path("/etc/hosts")
+_HOSTS_BYTES_MAX: Final = 1 << 20
 _NO_ROUTE: Final = frozenset(
     {errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 )
-
-
 _DOCUMENTATION: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Addresses that nobody has (RFC 5737, RFC 3849): on the way to them is the default route, and no packet."""
 
@@ -56,3 +57,14 @@ def is_assigned(host: str) -> bool:
     except OSError as error:
         return error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.ENXIO)
     return True
+
+
+def in_hosts_file(name: str, path: Path = _HOSTS) -> bool:
+    """Say whether a name is in the machine's own table of hosts, hosts(5): then somebody wants it to mean that."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_HOSTS_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:
+        return False
+    wanted = name.lower()
+    return any(wanted in line.partition("#")[0].lower().split()[1:] for line in text.splitlines())

@@ -17,20 +17,55 @@ import math
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from stormline.core import limits
+from stormline.core import limits, limits_names
 from stormline.core.values import Address
 
 Lookup = Callable[[str], list[tuple[Any, ...]]]
 """What asks the system: a name in, `socket.getaddrinfo` rows out. It may block."""
 
 
+SYSTEM: Final = "the system"
+"""`Found.source` of the system's resolver."""
+
+
+class Found(NamedTuple):
+    """An answer.
+
+    Attributes:
+        addresses: at least one IP literal, each once, the best first.
+        ttl_s: how long it may be given without asking again, seconds; None where the source does not say.
+        source: who gave it, for people.
+    """
+
+    addresses: tuple[str, ...]
+    ttl_s: float | None = None
+    source: str = SYSTEM
+
+
+class NoName(socket.gaierror):
+    """The name does not exist, or has no address.
+
+    Attributes:
+        ttl_s: how long that may be believed, seconds; 0 where nobody says.
+    """
+
+    ttl_s: float = 0.0  # set by `no_name`: an exception is copied by its arguments, which are the C library's
+
+
+def no_name(reason: str, ttl_s: float = 0.0) -> NoName:
+    """Make a `NoName`."""
+    error = NoName(socket.EAI_NONAME, reason)
+    error.ttl_s = ttl_s
+    return error
+
+
 class NameSource(Protocol):
     """What answers the questions of a `Resolver`."""
 
-    def ask(self, host: str, *, refresh: bool) -> asyncio.Future[tuple[str, ...]]:
-        """Begin to look a name up: the future gives at least one IP literal, each once, or an OSError.
+    def ask(self, host: str, *, refresh: bool) -> asyncio.Future[Found]:
+        """Begin to look a name up: the future gives an answer or an OSError.
 
         Args:
             host: the name.
@@ -55,7 +90,7 @@ class _Job:
 
     __slots__ = ("answer", "asked", "host", "refresh", "running")
 
-    def __init__(self, host: str, answer: asyncio.Future[tuple[str, ...]], *, refresh: bool) -> None:
+    def __init__(self, host: str, answer: asyncio.Future[Found], *, refresh: bool) -> None:
         self.host: Final = host
         self.answer: Final = answer
         self.refresh: Final = refresh
@@ -85,7 +120,7 @@ class SystemNames:
         self._queue: collections.deque[_Job] = collections.deque()
         self._jobs: dict[str, _Job] = {}  # waiting or running
 
-    def ask(self, host: str, *, refresh: bool = False) -> asyncio.Future[tuple[str, ...]]:
+    def ask(self, host: str, *, refresh: bool = False) -> asyncio.Future[Found]:
         """See `NameSource.ask`; nothing waits where `refresh`.
 
         Raises:
@@ -177,7 +212,7 @@ class SystemNames:
             job = following
 
     def _settle(self, job: _Job, found: tuple[str, ...], failure: OSError | None, alone: bool) -> None:
-        if failure is not None and not (alone or _says_absent(failure)):
+        if failure is not None and not (alone or says_absent(failure)):
             return  # the other lookup may do better
         if self._jobs.get(job.host) is job:
             del self._jobs[job.host]
@@ -186,20 +221,52 @@ class SystemNames:
         if failure is not None:
             job.answer.set_exception(failure)
         else:
-            job.answer.set_result(found)
+            job.answer.set_result(Found(found))
 
 
 class _Known:
     """What is remembered of a name."""
 
-    __slots__ = ("addresses", "answered_at", "doubted", "failed_at", "failure")
+    __slots__ = ("addresses", "answered_at", "doubted", "failed_at", "failure", "fresh_s", "source")
 
     def __init__(self) -> None:
         self.addresses: tuple[str, ...] = ()
+        self.source = ""
         self.answered_at = -math.inf
+        self.fresh_s = limits.RESOLVE_FRESH_S
         self.doubted = False
         self.failure: OSError | None = None  # of the latest question; None where that was answered
         self.failed_at = -math.inf
+
+    @property
+    def failed_s(self) -> float:
+        """How long the failure stands: of "there is no such name" as long as its zone says, within bounds."""
+        ttl_s = min(getattr(self.failure, "ttl_s", 0.0), limits_names.NAMES_ABSENT_S_MAX)
+        return max(limits.RESOLVE_FAILED_S, ttl_s)
+
+    def take(self, found: Found, answered_at: float) -> None:
+        """Remember an answer."""
+        ttl_s = limits.RESOLVE_FRESH_S if found.ttl_s is None else found.ttl_s
+        self.addresses = found.addresses
+        self.source = found.source
+        self.fresh_s = min(max(limits.RESOLVE_FRESH_S, ttl_s), limits_names.NAMES_TTL_S_MAX)
+        self.answered_at = answered_at
+        self.doubted = False
+        self.failure = None
+
+
+class Remembered(NamedTuple):
+    """What a `Resolver` holds of a name.
+
+    Attributes:
+        host: the name, in lower case.
+        found: its last answer.
+        age_s: how old that is, seconds.
+    """
+
+    host: str
+    found: Found
+    age_s: float
 
 
 class _Query:
@@ -207,7 +274,7 @@ class _Query:
 
     __slots__ = ("answer", "asked_at", "host", "known", "waiters")
 
-    def __init__(self, host: str, answer: asyncio.Future[tuple[str, ...]], known: _Known, asked_at: float) -> None:
+    def __init__(self, host: str, answer: asyncio.Future[Found], known: _Known, asked_at: float) -> None:
         self.host: Final = host
         self.answer: Final = answer
         self.known: Final = known
@@ -218,20 +285,33 @@ class _Query:
 class Resolver:
     """Gives the addresses of names and remembers them. Never blocks the loop; belongs to the loop that uses it first.
 
-    - An answer younger than `limits.RESOLVE_FRESH_S` is given without asking anybody.
+    - An answer younger than `limits.RESOLVE_FRESH_S`, or than its TTL up to `limits_names.NAMES_TTL_S_MAX`, is given
+      without asking anybody.
     - An older one, up to `RESOLVE_STALE_S`, is given at once too, while one question behind it brings a newer.
     - Where it is older than `RESOLVE_OLD_S`, or doubted, that question has `RESOLVE_PATIENCE_S` from its start to be
-      answered first.
+      answered first; unless somebody is sure of the answer.
     - A failure takes no answer away, unless it says that the name does not exist.
     - For `RESOLVE_FAILED_S` after a failure a name is not asked for again: its answer or the failure is given at once.
+      "There is no such name" stands as long as it says, at most `limits_names.NAMES_ABSENT_S_MAX`.
     - Whoever asks for a name joins the question that is under way.
 
     Args:
         names: who is asked; the system where None.
+        sure: says of a name whether its addresses have been proven by other means than DNS, so that nobody needs to
+            wait for a newer answer.
+        on_change: told of each name, in lower case, of which something was learned.
     """
 
-    def __init__(self, names: NameSource | None = None) -> None:
+    def __init__(
+        self,
+        names: NameSource | None = None,
+        *,
+        sure: Callable[[str], bool] = lambda host: False,
+        on_change: Callable[[str], None] = lambda host: None,
+    ) -> None:
         self._names: NameSource = names if names is not None else SystemNames()
+        self._sure = sure
+        self._on_change = on_change
         self._known: collections.OrderedDict[str, _Known] = collections.OrderedDict()
         self._queries: dict[str, _Query] = {}
         self._closed = False
@@ -273,6 +353,49 @@ class Resolver:
         if asyncio.get_running_loop().time() - known.answered_at >= limits.RESOLVE_FAILED_S:
             known.doubted = bool(known.addresses)
 
+    def doubt_all(self) -> None:
+        """Take note that every answer may be wrong now: the device is on another network."""
+        for known in self._known.values():
+            known.doubted = bool(known.addresses)
+            known.failed_at = -math.inf
+
+    def learn(self, host: str, found: Found, *, age_s: float = 0.0) -> None:
+        """Remember an answer that came by another way than a question of this resolver.
+
+        Args:
+            host: the name.
+            found: its answer.
+            age_s: how old it is, seconds.
+        """
+        if self._closed:
+            return
+        key = host.lower()
+        known = self._find(key)
+        known.take(found, asyncio.get_running_loop().time() - age_s)
+        self._keep(key, known)
+
+    def forget(self, host: str) -> None:
+        """Forget the answer to a name; a question under way goes on."""
+        key = host.lower()
+        query = self._queries.get(key)
+        known = query.known if query is not None else self._known.get(key)
+        if known is not None:
+            known.addresses = ()
+            known.answered_at = -math.inf
+
+    def remembered(self, host: str) -> Remembered | None:
+        """Give the last answer to a name, however old; None where there is none."""
+        key = host.lower()
+        query = self._queries.get(key)
+        known = query.known if query is not None else self._known.get(key)
+        if known is None or not known.addresses:
+            return None
+        return self._told(key, known)
+
+    def memory(self) -> list[Remembered]:
+        """Give all answers, the one used last at the end."""
+        return [self._told(key, known) for key, known in self._known.items() if known.addresses]
+
     def close(self) -> None:
         """Forget everything and end what waits; `resolve` fails from now on. May be called again.
 
@@ -296,21 +419,34 @@ class Resolver:
         self._known.move_to_end(key)
         return known
 
+    @staticmethod
+    def _told(key: str, known: _Known) -> Remembered:
+        # The TTL as it is applied, so that learning it again elsewhere means the same.
+        found = Found(known.addresses, known.fresh_s, known.source)
+        return Remembered(key, found, asyncio.get_running_loop().time() - known.answered_at)
+
+    def _keep(self, key: str, known: _Known) -> None:
+        self._known[key] = known
+        self._known.move_to_end(key)
+        if len(self._known) > limits.RESOLVE_NAMES_REMEMBERED:
+            self._known.popitem(last=False)
+        self._on_change(key)
+
     async def _renew(self, key: str, host: str, known: _Known, now: float, timeout_s: float) -> None:
         """Have a known name asked again where it is time to, and wait for the answer where that may be worth it."""
         age_s = now - known.answered_at
         pressing = known.doubted or age_s >= limits.RESOLVE_OLD_S
-        if age_s < limits.RESOLVE_FRESH_S and not pressing:
+        if age_s < known.fresh_s and not pressing:
             return
         query = self._queries.get(key)
         if query is None:
-            if now - known.failed_at < limits.RESOLVE_FAILED_S:
+            if now - known.failed_at < known.failed_s:
                 return
             try:
                 query = self._ask(key, host, known, now, refresh=True)
             except OSError:  # no room: another time
                 return
-        if pressing:
+        if pressing and not self._sure(key):
             await self._wait(key, query, min(timeout_s, query.asked_at + limits.RESOLVE_PATIENCE_S - now))
 
     async def _learn(self, key: str, host: str, known: _Known, now: float, timeout_s: float) -> None:
@@ -318,7 +454,7 @@ class Resolver:
         known.addresses = ()
         query = self._queries.get(key)
         if query is None:
-            if now - known.failed_at < limits.RESOLVE_FAILED_S:
+            if now - known.failed_at < known.failed_s:
                 return
             query = self._ask(key, host, known, now, refresh=False)
         await self._wait(key, query, timeout_s)
@@ -360,25 +496,19 @@ class Resolver:
             return
         now = answer.get_loop().time()
         if error is None:
-            known.addresses = answer.result()
-            known.answered_at = now
-            known.doubted = False
-            known.failure = None
+            known.take(answer.result(), now)
         elif isinstance(error, OSError):
             known.failure = copy.copy(error)
             known.failed_at = now
-            if _says_absent(error) and now - known.answered_at >= limits.RESOLVE_FRESH_S:
+            if says_absent(error) and now - known.answered_at >= limits.RESOLVE_FRESH_S:
                 known.addresses = ()
                 known.answered_at = -math.inf
         else:
             return
-        self._known[key] = known
-        self._known.move_to_end(key)
-        if len(self._known) > limits.RESOLVE_NAMES_REMEMBERED:
-            self._known.popitem(last=False)
+        self._keep(key, known)
 
 
-def _says_absent(error: OSError) -> bool:
+def says_absent(error: OSError) -> bool:
     """Tell "there is no such name" (NXDOMAIN) from "I could not find out"."""
     return isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
 

@@ -18,6 +18,8 @@ _BUNDLES: Final = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
 )
 """Where systems keep their roots, for a Python whose OpenSSL was built to look elsewhere."""
+_OUT_OF_TIME: Final = frozenset({9, 10})
+"""X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 def foreign_context(alpn: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:
@@ -54,6 +56,13 @@ def roles_context(ca_pem: bytes | str, alpn: Sequence[str]) -> ssl.SSLContext:
     if not context.get_ca_certs():
         raise errors.ConfigError("the CA certificate cannot be read: none of the certificates is a CA's")
     return _finish(context, ssl.TLSVersion.TLSv1_3, alpn)
+
+
+def is_impostor(error: BaseException) -> bool:
+    """Say whether a handshake failed because the peer is somebody else: its certificate is not the name's, or not
+    trusted. One that is only too old or too new shows the right server, or a wrong clock of ours.
+    """
+    return isinstance(error, ssl.SSLCertVerificationError) and getattr(error, "verify_code", 0) not in _OUT_OF_TIME
 
 
 def _finish(context: ssl.SSLContext, minimum: ssl.TLSVersion, alpn: Sequence[str]) -> ssl.SSLContext:

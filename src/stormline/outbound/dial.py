@@ -33,6 +33,32 @@ class AddressSource(Protocol):
         ...
 
 
+class NameKeeper(Protocol):
+    """A resolver that learns from dials, and knows more addresses than it gives first; `client.names` has one."""
+
+    async def find(self, host: str, port: int, *, on_note: Callable[[str], None]) -> tuple[Address, ...]:
+        """Give the addresses of a name and say where they come from; raises as `AddressSource.resolve`."""
+        ...
+
+    def doubt(self, host: str) -> None:
+        """Take note that none of the addresses it gave for a name worked."""
+        ...
+
+    def proved(self, host: str, address: Address) -> None:
+        """Take note that an address has shown the certificate of `host`."""
+        ...
+
+    def impostor(self, host: str, address: Address) -> None:
+        """Take note that an address has shown somebody else's."""
+        ...
+
+    async def more(
+        self, host: str, port: int, seen: Collection[Address], *, tls: bool, on_note: Callable[[str], None]
+    ) -> tuple[Address, ...]:
+        """Give addresses beyond those `seen`, none where there are no others."""
+        ...
+
+
 def quiet(_: str) -> None:
     """Take a stage or a note and do nothing: the default of `on_stage` and `on_note`."""
 
@@ -91,6 +117,7 @@ class Dialer:
         h1_context: gives the same trust with HTTP/1.1 as all that is offered; None: `context` serves there too.
         context_of: gives the context for one dial to a host in the place of `context`: the same trust, another offer
             of protocols.
+        keeper: finds addresses in the place of `resolver`, gives more of them in need, and is told whose they are.
     """
 
     def __init__(
@@ -104,10 +131,12 @@ class Dialer:
         sessions: TlsSessions | None = None,
         h1_context: Callable[[], ssl.SSLContext] | None = None,
         context_of: Callable[[str], ssl.SSLContext] | None = None,
+        keeper: NameKeeper | None = None,
     ) -> None:
         self._context_of = context_of
         self._resolver = resolver
         self._h1_context = h1_context
+        self._keeper = keeper
         self._context = context
         self._open_tcp = open_tcp
         self._sessions = sessions
@@ -154,28 +183,27 @@ class Dialer:
             DeadlineExceeded: `timeout_s` ran out; `phase` is the stage it ran out in, the text lists the addresses.
             LocalProtocolError: `addresses` holds a name.
         """
-        name = server_name or host
+        keeper = self._keeper if addresses is None else None
         context = self._context_for(host, tls=tls, h1=h1)
-
-        async def shake(raw: TcpStream) -> Stream:
-            return await start_tls(raw, context, name, sessions=self._sessions, port=port)
-
-        race = Race(host, self._advice, self._open_tcp, shake if tls else None, on_stage=on_stage, on_note=on_note)
+        race = self._race(host, port, server_name or host if tls else None, context, keeper, on_stage, on_note)
         try:
             async with asyncio.timeout(timeout_s) as timeout:
-                given = await self._addresses(host, port, addresses, race)
+                given = await self._addresses(host, port, addresses, race, on_note)
                 order = self._advice.order(host, given, left)[: limits.DIAL_CANDIDATES_MAX]
                 race.enter(Phase.CONNECT)
-                return await race.run(order, self._advice.pace(host))
+                stream = await race.run(order, self._advice.pace(host))
+                if tls and keeper is not None and _verifies(self._context):
+                    keeper.proved(host, stream.peer)
+                return stream
         except (errors.ConnectError, errors.TlsError):
             if addresses is None:
-                self._resolver.doubt(host)
+                (self._keeper or self._resolver).doubt(host)
             raise
         except TimeoutError as error:
             if not timeout.expired():
                 raise
             if addresses is None and race.phase is not Phase.RESOLVE:
-                self._resolver.doubt(host)
+                (self._keeper or self._resolver).doubt(host)
             race.tell_timed_out()
             story = race.story() or "no address failed"
             raise errors.DeadlineExceeded(
@@ -189,13 +217,44 @@ class Dialer:
             return self._h1_context()
         return self._context if self._context_of is None or not tls else self._context_of(host)
 
+    def _race(
+        self,
+        host: str,
+        port: int,
+        tls_name: str | None,
+        context: ssl.SSLContext,
+        keeper: NameKeeper | None,
+        on_stage: Callable[[str], None],
+        on_note: Callable[[str], None],
+    ) -> Race:
+        async def shake(raw: TcpStream) -> Stream:
+            return await start_tls(raw, context, tls_name or host, sessions=self._sessions, port=port)
+
+        return Race(
+            host,
+            self._advice,
+            self._open_tcp,
+            None if tls_name is None else shake,
+            on_stage=on_stage,
+            on_note=on_note,
+            more=None if keeper is None else _Reserves(keeper, host, port, tls_name is not None, on_note),
+        )
+
     async def _addresses(
-        self, host: str, port: int, given: tuple[Address, ...] | None, race: Race
+        self,
+        host: str,
+        port: int,
+        given: tuple[Address, ...] | None,
+        race: Race,
+        on_note: Callable[[str], None],
     ) -> tuple[Address, ...]:
         if given is None:
             race.enter(Phase.RESOLVE)
             try:
-                given = await self._resolver.resolve(host, port)
+                if self._keeper is not None:
+                    given = await self._keeper.find(host, port, on_note=on_note)
+                else:
+                    given = await self._resolver.resolve(host, port)
             except OSError as error:  # TimeoutError too: the resolver's own patience
                 raise errors.ResolveError(
                     f"{host}: {reason_of(error)}", phase=Phase.RESOLVE, maybe_delivered=False
@@ -206,3 +265,25 @@ class Dialer:
         if not given:
             raise errors.ResolveError(f"{host}: no address", phase=Phase.RESOLVE, maybe_delivered=False)
         return tuple(dict.fromkeys(given))
+
+
+def _verifies(context: ssl.SSLContext) -> bool:
+    """Say whether a handshake with it proves anything: an app may have switched that off."""
+    return context.check_hostname and context.verify_mode is ssl.CERT_REQUIRED
+
+
+class _Reserves:
+    """The `Reinforcements` of one dial, from a `NameKeeper`."""
+
+    def __init__(self, keeper: NameKeeper, host: str, port: int, tls: bool, on_note: Callable[[str], None]) -> None:
+        self._keeper = keeper
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._on_note = on_note
+
+    def impostor(self, address: Address) -> None:
+        self._keeper.impostor(self._host, address)
+
+    async def more(self, seen: Collection[Address]) -> Sequence[Address]:
+        return await self._keeper.more(self._host, self._port, seen, tls=self._tls, on_note=self._on_note)

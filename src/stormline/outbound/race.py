@@ -6,8 +6,10 @@
   meanwhile waits at the gate, and no further address is started.
 - A lost SYN is repeated by the kernel after 1, 3 and 7 s, which sleeps past the end of a blackout. So a silent address
   is knocked at again at an even pace, beside the connections to it that are on their way.
-- Where all addresses say no, the race is over. Where one was only silent they are begun again, until the caller's time
-  is over.
+- Where an address fails, or is silent for long, whoever knows of others is asked; they are started as soon as they are
+  known.
+- Where all addresses say no and nobody knows of others, the race is over. Where one was only silent they are begun
+  again, until the caller's time is over.
 
 The race itself runs in the dial's task and sleeps until something ended or is due; each connection is a task.
 """
@@ -16,13 +18,14 @@ import asyncio
 import errno
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream, TcpStream, reason_of
+from stormline.net.trust import is_impostor
 
 NO_WAY_OUT: Final = frozenset({errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL})
 """How the kernel says that nothing can leave for an address. Where it says so of all, the error's cause has one."""
@@ -80,6 +83,18 @@ class Advice(Protocol):
         ...
 
 
+class Reinforcements(Protocol):
+    """What a race in need asks for addresses, and tells who showed a wrong certificate."""
+
+    def impostor(self, address: Address) -> None:
+        """Take note: it is not who was asked for."""
+        ...
+
+    def more(self, seen: Collection[Address]) -> Coroutine[Any, Any, Sequence[Address]]:
+        """Give addresses beyond those `seen`, the best first; none where there are no others."""
+        ...
+
+
 class _TlsFailed(Exception):
     """TCP connected, TLS did not finish."""
 
@@ -132,6 +147,7 @@ class Race:
         shake: does TLS; None: the TCP connection is what was asked for.
         on_stage: told each stage as the first racer enters it.
         on_note: told decisions in words.
+        more: asked for further addresses in need; None: there are no others.
     """
 
     def __init__(
@@ -143,6 +159,7 @@ class Race:
         *,
         on_stage: Callable[[str], None],
         on_note: Callable[[str], None],
+        more: Reinforcements | None = None,
     ) -> None:
         self._host = host
         self._advice = advice
@@ -150,6 +167,8 @@ class Race:
         self._shake = shake
         self._on_stage = on_stage
         self._on_note = on_note
+        self._more = more
+        self._asking: asyncio.Task[Sequence[Address]] | None = None
         self._loop = asyncio.get_running_loop()
         self._pace = _DEFAULT_PACE
         self._repeat_s = _DEFAULT_PACE.repeat_s
@@ -227,7 +246,7 @@ class Race:
         now = self._start_at = self._round_at = self._time()
         self._waiting.extend(self._order)
         self._start_due(now, at_once=False)
-        while self._live or self._waiting:
+        while self._live or self._waiting or self._asking:
             now = await self._sleep()
             lost: list[Exception] = []
             for racer in [each for each in self._live if each.task.done()]:
@@ -242,8 +261,11 @@ class Race:
                 self._lose(racer, error, now)
                 lost.append(error)
             lost += self._end_overdue(now)
+            came = self._take_more(now)
+            if lost:
+                self._ask_for_more()
             self._begin_again(lost, now)
-            self._start_due(now, at_once=bool(lost))
+            self._start_due(now, at_once=bool(lost) or came)
             self._open_gate(now)
             self._repeat_silent(now)
         raise self._all_failed()
@@ -347,6 +369,34 @@ class Race:
             if self._rounds == 2:
                 self._on_note("no address is left: beginning again as long as there is time")
 
+    # -- reinforcements -----------------------------------------------------------------------------------------------
+    def _ask_for_more(self) -> None:
+        if self._more is None or self._asking is not None or len(self._order) >= limits.DIAL_CANDIDATES_MAX:
+            return
+        asking = self._more.more(tuple(self._order))
+        self._asking = self._loop.create_task(asking, name=f"more addresses of {self._host}")
+        self._asking.add_done_callback(self._answered)
+
+    def _answered(self, asking: asyncio.Task[Sequence[Address]]) -> None:
+        if not asking.cancelled():
+            asking.exception()  # looked at in `_take_more`, unless the race is over
+        self._poke()
+
+    def _take_more(self, now: float) -> bool:
+        """Line up the addresses that came, before all others; False where none did."""
+        if self._asking is None or not self._asking.done():
+            return False
+        asking, self._asking = self._asking, None
+        fresh = [each for each in asking.result() if each not in self._order]
+        fresh = fresh[: limits.DIAL_CANDIDATES_MAX - len(self._order)]
+        if not fresh:
+            return False
+        self._order = (*self._order, *fresh)
+        self._waiting.extendleft(reversed(fresh))
+        self._start_at = self._round_at = min(now, self._round_at)
+        return True
+
+    # -- silence ------------------------------------------------------------------------------------------------------
     def _repeat_silent(self, now: float) -> None:
         """Knock once more at each address of which nothing was heard for the pace's time."""
         gate_at, signs = self._gate_at(), self._signs()
@@ -358,6 +408,7 @@ class Race:
             beside = len(self._live) - len(signs)  # each address has a place of its own, the rest is for repeats
             if len(racers) >= limits.DIAL_KNOCKS_MAX or len(self._order) + beside >= limits.DIAL_RACERS_MAX:
                 self._dismiss(racers[0])
+            self._ask_for_more()
             if address not in self._repeats:
                 self._on_note(f"{address} is silent: knocking again every {self._repeat_s:.3g} s")
             self._repeats[address] = self._repeats.get(address, 0) + 1
@@ -427,6 +478,8 @@ class Race:
         if before is None or reason_of(before) != reason_of(error):  # what happens every round is told once
             self._on_note(f"{racer.address} failed: {reason_of(error)}")
         self._failures[racer.address] = error
+        if self._more is not None and error.__cause__ is not None and is_impostor(error.__cause__):
+            self._more.impostor(racer.address)
         self._tell_failed(racer.address, now - racer.since)
         if racer.raw is None:  # what befell its SYN befalls the repeated ones
             for other in [each for each in self._live if each.address == racer.address and each.raw is None]:
@@ -445,6 +498,9 @@ class Race:
     async def _end(self) -> None:
         """End all that still run; they are gone when this returns."""
         self._left += self._live
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait((self._asking,))
         for racer in list(self._live):
             self._dismiss(racer)
         if self._ending:

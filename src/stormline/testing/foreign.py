@@ -219,6 +219,7 @@ def running_server(
     upstream: Address | None = None,
     options: str = "",
     http: str = "auto",
+    app: str = APP,
 ) -> Iterator[ForeignServer]:
     """Run a server.
 
@@ -229,6 +230,7 @@ def running_server(
         upstream: whom it stands before (nginx, caddy, haproxy).
         options: lines for its configuration (nginx and caddy: of the server, haproxy: global), or arguments.
         http: granian's choice of versions: `1`, `2` or `auto`.
+        app: source of the ASGI application `app` that the Python servers serve.
     """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -240,7 +242,7 @@ def running_server(
             raise ValueError(f"{name} is run with TLS only")
         command = _program_command(name, address, folder, files, upstream, options)
     else:
-        (folder / "served.py").write_text(APP)
+        (folder / "served.py").write_text(app)
     server = ForeignServer(name, address, folder, "http" if files is None else "https", command)
     try:
         server.wait_started()

@@ -19,7 +19,7 @@ from stormline.client.rules import BusinessRule
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
 from stormline.core.values import Address
-from stormline.net.resolve import Resolver
+from stormline.net.resolve import Found
 from stormline.net.stream import TcpStream
 from stormline.outbound.held import Held
 from stormline.outbound.messages import HttpRequest, HttpResponse
@@ -199,7 +199,7 @@ class DirectDevice:
             trust=SimTrust(),
             has_route=lambda: True,
             is_assigned=lambda ip: ip in self.host.addresses,
-            resolver=lambda: Resolver(_SlowNames(self.host, net, answer, pause)),
+            names=lambda: _SlowNames(self.host, net, answer, pause),
             environ={},
         )
         kind = rng.child("network").choice(direct.networks)
@@ -434,7 +434,7 @@ class _SlowNames(SimNames):
         super().__init__(host, net, answer)
         self._pause = pause
 
-    async def _ask(self, host: str) -> tuple[str, ...]:
+    async def _ask(self, host: str) -> Found:
         await asyncio.sleep(self._pause())
         return await super()._ask(host)
 

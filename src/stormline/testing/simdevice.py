@@ -14,7 +14,7 @@ from stormline.client.outside import Outside
 from stormline.client.transport import AsyncTransport
 from stormline.core import errors, limits
 from stormline.core.values import Address, Secret
-from stormline.net.resolve import Resolver
+from stormline.net.resolve import Found
 from stormline.net.stream import TcpStream
 from stormline.telemetry.timeline import CallRecord
 from stormline.testing import scenario as scenarios
@@ -45,21 +45,21 @@ class SimNames:
         self._net = net
         self._answer = answer
 
-    def ask(self, host: str, *, refresh: bool) -> asyncio.Future[tuple[str, ...]]:
+    def ask(self, host: str, *, refresh: bool) -> asyncio.Future[Found]:
         """See `net.resolve.NameSource.ask`."""
         return asyncio.get_running_loop().create_task(self._ask(host), name=f"resolve {host}")
 
     def withdraw(self, host: str) -> None:
         """See `net.resolve.NameSource.withdraw`: the answer will come anyway."""
 
-    async def _ask(self, host: str) -> tuple[str, ...]:
+    async def _ask(self, host: str) -> Found:
         for _ in range(_DNS_TRIES):
             if not self._host.addresses:
                 raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DNS_ASK_S):
                     await self._net.ask(self._host, 64, 160)
-                    return self._answer(host)
+                    return Found(self._answer(host))
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
 
@@ -161,7 +161,7 @@ class Device:
             rng=rng,
             open_tcp=self._open_tcp,
             trust=SimTrust(),
-            resolver=lambda: Resolver(SimNames(self.host, self._net, _shop_only)),
+            names=lambda: SimNames(self.host, self._net, _shop_only),
             environ={},
             has_route=lambda: True,
             is_assigned=lambda ip: ip in self.host.addresses,

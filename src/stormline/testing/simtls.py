@@ -208,6 +208,9 @@ class SimTlsContext:
         names: what the certificate is for; for a server.
     """
 
+    check_hostname = True
+    verify_mode = ssl.CERT_REQUIRED
+
     def __init__(self, alpn: Sequence[str], *, names: Sequence[str] = ()) -> None:
         self.alpn = tuple(alpn)
         self.names = tuple(names)

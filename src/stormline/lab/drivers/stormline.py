@@ -1,5 +1,5 @@
-"""stormline under httpx2. `options`: "disabled", what to do without (means, "h2"); "bundle", path of a bundle;
-"plan", name of a preset for all requests."""
+"""stormline under httpx2. `options`: "disabled", what to do without (means, "h2", "doh", "admission"); "bundle", path
+of a bundle; "doh", servers for DNS over HTTPS: [[URL, [address, ...]], ...]; "plan", preset for all requests."""
 
 import contextlib
 import ssl
@@ -11,6 +11,7 @@ import httpx2
 from stormline.client.config import Config, load_bundle
 from stormline.client.rules import BusinessRule
 from stormline.client.transport import AsyncTransport
+from stormline.outbound.doh_server import DohServer
 
 
 @contextlib.asynccontextmanager
@@ -21,11 +22,12 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
     settings = Config(
         trust_env=False,
         bundle=load_bundle(options["bundle"]) if options.get("bundle") else None,
-        disabled=off - {"h2", "admission"},
+        disabled=off - {"h2", "doh", "admission"},
         http2="h2" not in off,
         admission="admission" not in off,
         deadline_s=config["patience_s"],
         rules=(BusinessRule(plan=options["plan"]),) if options.get("plan") else (),
+        doh=() if "doh" in off else tuple(DohServer(url, tuple(ips)) for url, ips in options.get("doh", ())),
     )
 
     def trust(alpn: Sequence[str]) -> ssl.SSLContext:
