@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stormline.assembly.authority import ensure_authority, ensure_signing_key
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.values import Address, Secret
 from stormline.dispatch import service
 from stormline.dispatch.config import DispatchConfig, KeyFile
@@ -244,7 +244,7 @@ class TestPlan:
         centre = await start()
         first = (await centre.ask(HOST)).content
         assert (await centre.ask(HOST.upper() + ".")).content == first
-        centre.clock.shift_s = limits.PLAN_REFRESH_S + 1
+        centre.clock.shift_s = limits_platform.PLAN_REFRESH_S + 1
         assert (await centre.ask(HOST)).content != first
 
     async def test_get_answers_the_same(self, start: Start) -> None:
@@ -292,7 +292,7 @@ class TestPlan:
 
     async def test_too_large_body_is_refused_with_and_without_its_length(self, start: Start) -> None:
         centre = await start()
-        large = b" " * (limits.PLAN_REQUEST_BYTES_MAX + 1)
+        large = b" " * (limits_platform.PLAN_REQUEST_BYTES_MAX + 1)
 
         async def chunks() -> AsyncIterator[bytes]:
             for at in range(0, len(large), 8192):
@@ -333,7 +333,7 @@ class TestEnrolment:
         refused(await post("/v1/devices", json={"app": "nobody"}), 404, "app-unknown")
         refused(await post("/v1/devices", content=b"x"), 400, "bad-request")
         refused(await post("/v1/devices", content=b'{"app":' + b"[" * 3000), 400, "bad-request")
-        large = b" " * (limits.DISPATCH_SMALL_BODY_BYTES_MAX + 1)
+        large = b" " * (limits_platform.DISPATCH_SMALL_BODY_BYTES_MAX + 1)
         refused(await post("/v1/devices", content=large), 413, "too-large")
 
     async def test_too_many_from_one_address_wait_and_may_come_again(self, start: Start) -> None:
@@ -382,7 +382,7 @@ class TestAdmin:
             {"device": "é" * 65},
             {"user": "x" * 129},
             {"life_s": 0},
-            {"life_s": limits.ADMIN_TOKEN_LIFE_MAX_S + 1},
+            {"life_s": limits_platform.ADMIN_TOKEN_LIFE_MAX_S + 1},
             {"life_s": "long"},
             {"exp": 1},
         ):
@@ -484,7 +484,7 @@ class TestLife:
         assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
     async def test_body_that_does_not_come_times_out(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(limits, "REQUEST_BODY_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(limits_platform, "REQUEST_BODY_TIMEOUT_S", 0.05)
         centre = await start()
         assert centre.plain is not None
         reader, writer = await asyncio.open_connection(*centre.plain)

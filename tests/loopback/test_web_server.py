@@ -10,7 +10,8 @@ import httpx2
 import pytest
 
 from stormline.assembly.authority import ensure_authority
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.web.server import HttpServer, TlsFiles
 

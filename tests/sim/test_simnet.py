@@ -5,7 +5,8 @@ import ssl
 
 import pytest
 
-from stormline.core import limits, limits_lab
+from stormline.core import limits_lab
+from stormline.core import limits_platform as limits
 from stormline.core.values import Address
 from stormline.net.sessions import TlsSessions
 from stormline.net.stream import TcpStream, start_tls

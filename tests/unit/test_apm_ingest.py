@@ -7,7 +7,8 @@ import pytest
 
 from stormline.apm.ingest import Ingest
 from stormline.apm.rows import Origin, Row
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.telemetry.report import Report, Salvaged
 from stormline.telemetry.timeline import CallRecord
 

@@ -5,7 +5,7 @@ import pytest
 
 from stormline.apm import schema
 from stormline.apm.rows import Bad, Origin, clean
-from stormline.core import limits
+from stormline.core import limits_platform as limits
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
 
 NOW_MS = 1_800_000_000_000

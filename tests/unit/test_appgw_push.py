@@ -8,7 +8,7 @@ from stormline.appgw import subjects
 from stormline.appgw.directory import Location
 from stormline.appgw.port import Delivery, Push
 from stormline.appgw.push import PushNode, PushService
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.engine.memory import MemoryBroker, MemoryEngine
 from stormline.engine.port import reply_error
 from stormline.net.clock import SystemClock, SystemRng
@@ -174,7 +174,7 @@ class TestNode:
         assert len(b.devices.sent) == 3
 
     async def test_memory_of_pushes_is_bounded(self, b, monkeypatch):
-        monkeypatch.setattr(limits, "PUSH_RECENT_MAX", 3)
+        monkeypatch.setattr(limits_platform, "PUSH_RECENT_MAX", 3)
         for number in range(5):
             await self.deliver(b, f"p{number}")
         await self.deliver(b, "p4")

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from stormline.core import limits
+from stormline.core import limits_platform as limits
 from stormline.demo.orders import KeyReused, OrderBook
 from stormline.demo.pages import ITEMS, OrderRefused, image, take_order
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.dispatch import rules
 from stormline.dispatch.rules import RuleSet
 from stormline.wire.plan import Endpoint, HostPlan

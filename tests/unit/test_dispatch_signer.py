@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.dispatch.rules import RuleSet, check
 from stormline.dispatch.signer import PlanSigner, read_signing_key
 from stormline.wire import plan as wire_plan

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.engine.memory import MemoryBroker, MemoryEngine
 from stormline.engine.port import Message, Reply
 

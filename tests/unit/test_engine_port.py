@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_platform
 from stormline.engine.port import (
     ERROR_CODE_HEADER,
     ERROR_HEADER,
@@ -80,9 +80,9 @@ def test_what_passes_as_header_value_survives_a_line_protocol(text):
 
 
 def test_size_counts_headers_and_data():
-    check_message("a", bytes(limits.ENGINE_MESSAGE_BYTES_MAX), None)
+    check_message("a", bytes(limits_platform.ENGINE_MESSAGE_BYTES_MAX), None)
     with pytest.raises(errors.ConfigError, match="at most"):
-        check_message("a", bytes(limits.ENGINE_MESSAGE_BYTES_MAX), {"X": ""})
+        check_message("a", bytes(limits_platform.ENGINE_MESSAGE_BYTES_MAX), {"X": ""})
 
 
 @pytest.mark.parametrize("queue", ["a b", "*", ">", "a.>", "x" * 2000])
@@ -93,7 +93,7 @@ def test_malformed_queue_is_refused(queue):
 
 def test_bucket_rules_name_what_is_wrong():
     check_bucket("rules_1-x", None)
-    check_bucket("b", limits.ENGINE_KV_TTL_MIN_S)
+    check_bucket("b", limits_platform.ENGINE_KV_TTL_MIN_S)
     with pytest.raises(errors.ConfigError, match=r"bucket 'a\.b'"):
         check_bucket("a.b", None)
     with pytest.raises(errors.ConfigError, match="ttl_s"):

@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stormline.appgw.port import Delivery, Push
-from stormline.core import limits
+from stormline.core import limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.errors import CallError
 from stormline.gateway.registry import Registry
@@ -290,7 +290,7 @@ class TestBackPressure:
 
     async def test_backlog_beyond_the_bound_ends_the_session_with_a_code(self, pair):
         pair.pause()
-        pair.transport.buffered = limits.SESSION_BACKLOG_BYTES_MAX
+        pair.transport.buffered = limits_platform.SESSION_BACKLOG_BYTES_MAX
         delivery = asyncio.create_task(pair.session.push(Push("p1", "", b"x")))
         await settle()
         assert pair.transport.closed

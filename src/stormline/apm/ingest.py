@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from stormline.apm import rows as cleaning
 from stormline.apm.rows import Bad, Origin, Row
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock
 from stormline.telemetry.report import Salvaged
 

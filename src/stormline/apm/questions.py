@@ -7,7 +7,7 @@ the device's clock says.
 from typing import Any
 
 from stormline.apm.store import Answer, Store
-from stormline.core import limits
+from stormline.core import limits_platform as limits
 from stormline.telemetry.timeline import STAGES
 
 _IN_WINDOW = """

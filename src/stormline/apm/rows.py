@@ -6,7 +6,7 @@ or named as bad; nothing here raises on what a device sent.
 
 from typing import Any, NamedTuple, TypeAlias
 
-from stormline.core import limits
+from stormline.core import limits_platform as limits
 from stormline.telemetry.timeline import STAGES, AttemptRecord, CallRecord
 
 Row: TypeAlias = dict[str, Any]

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from stormline.core import limits
+from stormline.core import limits_platform as limits
 from stormline.telemetry.timeline import STAGES
 
 

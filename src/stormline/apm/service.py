@@ -35,7 +35,8 @@ from stormline.apm.config import ApmConfig
 from stormline.apm.ingest import Ingest
 from stormline.apm.rows import Origin
 from stormline.apm.store import Store
-from stormline.core import codes, errors, limits
+from stormline.core import codes, errors
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock
 from stormline.core.codes import Code
 from stormline.core.values import Address, Secret

@@ -21,7 +21,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from stormline.apm import schema
 from stormline.apm.rows import Row
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.values import Secret
 
 log = logging.getLogger("stormline.apm")
@@ -31,8 +31,8 @@ Answer = list[dict[str, Any]]
 _T = TypeVar("_T")
 
 _READ_SETTINGS = {
-    "max_execution_time": limits.STORE_QUERY_S,
-    "max_memory_usage": limits.STORE_QUERY_BYTES_MAX,
+    "max_execution_time": limits_platform.STORE_QUERY_S,
+    "max_memory_usage": limits_platform.STORE_QUERY_BYTES_MAX,
 }
 
 
@@ -55,7 +55,7 @@ class Store:
         else:
             raise errors.ConfigError("apm store: give either a folder (store_path) or a server (store_url)")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="apm-write")
-        self._readers = ThreadPoolExecutor(limits.STORE_READERS, thread_name_prefix="apm-read")
+        self._readers = ThreadPoolExecutor(limits_platform.STORE_READERS, thread_name_prefix="apm-read")
         self._local = threading.local()
         self._clients: list[Client] = []
         self._reads = 0
@@ -82,10 +82,10 @@ class Store:
         """Ask one question; values go in by `{name:Type}`, never into the text.
 
         Raises:
-            StoreBusy: `limits.STORE_READS_MAX` questions are running or waiting.
-            StoreError: it failed, or needed more than `limits.STORE_QUERY_S` or `STORE_QUERY_BYTES_MAX`.
+            StoreBusy: `limits_platform.STORE_READS_MAX` questions are running or waiting.
+            StoreError: it failed, or needed more than `limits_platform.STORE_QUERY_S` or `STORE_QUERY_BYTES_MAX`.
         """
-        if self._reads >= limits.STORE_READS_MAX:
+        if self._reads >= limits_platform.STORE_READS_MAX:
             raise errors.StoreBusy("too many questions to the store at once", retry_after_s=1.0)
         self._reads += 1
         try:
@@ -98,7 +98,7 @@ class Store:
         self._writer.shutdown(wait=False, cancel_futures=False)
         self._readers.shutdown(wait=False, cancel_futures=True)
         try:
-            async with asyncio.timeout(limits.STORE_CLOSE_S):
+            async with asyncio.timeout(limits_platform.STORE_CLOSE_S):
                 await asyncio.to_thread(self._close_when_idle)
         except TimeoutError:
             log.warning("store: closed with a question still running")

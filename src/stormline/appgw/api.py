@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from stormline.appgw import identity
 from stormline.appgw.port import Exchange
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock
 from stormline.core.codes import Code
 from stormline.core.errors import CallError, TransportError
@@ -86,8 +86,8 @@ def make_pool(clock: Clock) -> HttpPool:
     return HttpPool(
         Dialer(_NoNames(), ssl.create_default_context()),
         clock,
-        connections_max=limits.UPSTREAM_CONNECTIONS_MAX,
-        connections_per_origin_max=limits.UPSTREAM_CONNECTIONS_PER_ORIGIN_MAX,
+        connections_max=limits_platform.UPSTREAM_CONNECTIONS_MAX,
+        connections_per_origin_max=limits_platform.UPSTREAM_CONNECTIONS_PER_ORIGIN_MAX,
     )
 
 
@@ -292,7 +292,7 @@ def _failure(host: str, error: TransportError) -> CallError:
         return CallError(Code.CALL_DEADLINE, f"{host}: no answer in time", maybe_delivered=error.maybe_delivered)
     if isinstance(error, errors.QueueFull):
         return CallError(
-            Code.CALL_UNAVAILABLE, f"{host}: too many requests wait", retry_after_s=limits.CALL_RETRY_AFTER_S
+            Code.CALL_UNAVAILABLE, f"{host}: too many requests wait", retry_after_s=limits_platform.CALL_RETRY_AFTER_S
         )
     what = {
         errors.ConnectError: "cannot be reached",
@@ -300,7 +300,7 @@ def _failure(host: str, error: TransportError) -> CallError:
         errors.ProtocolViolation: "answered with broken HTTP",
         errors.DecodeError: "ended its answer too early",
     }.get(type(error), "broke the connection")
-    retry_after_s = None if error.maybe_delivered else limits.CALL_RETRY_AFTER_S
+    retry_after_s = None if error.maybe_delivered else limits_platform.CALL_RETRY_AFTER_S
     return CallError(
         Code.CALL_UPSTREAM,
         f"the upstream of {host} {what}",

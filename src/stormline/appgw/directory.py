@@ -20,7 +20,8 @@ import msgspec
 
 from stormline.appgw import subjects
 from stormline.appgw.port import Identity
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock
 from stormline.core.ids import subject_token
 from stormline.engine.port import KeyValue, Listener, Message, Subscription

@@ -16,7 +16,7 @@ import msgspec
 
 from stormline.appgw import subjects
 from stormline.appgw.port import Delivery, Downlink, Push
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.engine.port import Handler, Message, Reply, Subscription, error_reply, reply_error
 
@@ -98,7 +98,7 @@ class PushNode:
 
     A push sent again (its sender did not hear the answer, say) is not put on the wire a second time while the first
     may still be acknowledged on the same session, nor ever after it was: the sender gets the first one's outcome.
-    The last `limits.PUSH_RECENT_MAX` pushes are remembered.
+    The last `limits_platform.PUSH_RECENT_MAX` pushes are remembered.
     """
 
     def __init__(self, downlink: Downlink, *, unit: str, node: str, clock: Clock) -> None:
@@ -139,7 +139,7 @@ class PushNode:
             self._running[task] = None
             task.add_done_callback(lambda done: self._running.pop(done, None))
             recent = self._recent[key] = _Recent(session, task)
-            while len(self._recent) > limits.PUSH_RECENT_MAX:
+            while len(self._recent) > limits_platform.PUSH_RECENT_MAX:
                 self._recent.popitem(last=False)
         self._recent.move_to_end(key)
         try:
@@ -223,7 +223,7 @@ class PushService:
         *,
         topic: str = "",
         push_id: str = "",
-        ttl_s: float = limits.PUSH_TTL_S,
+        ttl_s: float = limits_platform.PUSH_TTL_S,
     ) -> PushResult:
         """Push to a device and say what became of it, at most `limits.PUSH_ACK_TIMEOUT_S` and a margin later.
 
@@ -267,7 +267,7 @@ class PushService:
             raise errors.RequestRefused(
                 "unavailable",
                 "the engine is away, and the device is not on this node",
-                retry_after_s=limits.CALL_RETRY_AFTER_S,
+                retry_after_s=limits_platform.CALL_RETRY_AFTER_S,
             ) from error
         return self._result(push, delivery)
 
@@ -277,7 +277,7 @@ class PushService:
             answer = await self._engine.request(
                 subjects.of_node(self._unit, node, "push"),
                 _encoder.encode(order),
-                timeout_s=limits.PUSH_ACK_TIMEOUT_S + limits.PUSH_REQUEST_MARGIN_S,
+                timeout_s=limits.PUSH_ACK_TIMEOUT_S + limits_platform.PUSH_REQUEST_MARGIN_S,
             )
         except errors.NoResponders:
             return Delivery.OFFLINE  # the node has died; what it held is gone
@@ -285,7 +285,7 @@ class PushService:
             if error.maybe_delivered:
                 return Delivery.UNCONFIRMED
             raise errors.RequestRefused(
-                "unavailable", "the engine is away", retry_after_s=limits.CALL_RETRY_AFTER_S
+                "unavailable", "the engine is away", retry_after_s=limits_platform.CALL_RETRY_AFTER_S
             ) from error
         problem = reply_error(answer)
         if problem is None:
@@ -310,9 +310,13 @@ def _check(app: str, device: str, body: bytes, topic: str, push_id: str, ttl_s: 
         raise errors.RequestRefused(
             "too-large", f"a push has at most {limits.PUSH_BODY_BYTES_MAX} bytes, this one has {len(body)}"
         )
-    if len(push_id) > limits.PUSH_ID_CHARS_MAX or not (push_id.isascii() and (push_id.isprintable() or not push_id)):
+    if len(push_id) > limits_platform.PUSH_ID_CHARS_MAX or not (
+        push_id.isascii() and (push_id.isprintable() or not push_id)
+    ):
         raise errors.RequestRefused(
-            "bad-request", f"id: expected at most {limits.PUSH_ID_CHARS_MAX} printable ASCII characters"
+            "bad-request", f"id: expected at most {limits_platform.PUSH_ID_CHARS_MAX} printable ASCII characters"
         )
-    if not 0 < ttl_s <= limits.PUSH_TTL_MAX_S:
-        raise errors.RequestRefused("bad-request", f"ttl_s: expected more than 0, at most {limits.PUSH_TTL_MAX_S:.0f}")
+    if not 0 < ttl_s <= limits_platform.PUSH_TTL_MAX_S:
+        raise errors.RequestRefused(
+            "bad-request", f"ttl_s: expected more than 0, at most {limits_platform.PUSH_TTL_MAX_S:.0f}"
+        )

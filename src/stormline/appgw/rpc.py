@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from stormline.appgw import identity
 from stormline.appgw.port import Exchange
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.errors import CallError
 from stormline.engine.port import Message, reply_error
@@ -80,11 +80,11 @@ class RpcGate:
                         raise CallError(
                             Code.CALL_TOO_LARGE, f"an argument has at most {limits.CALL_BODY_BYTES_MAX} bytes"
                         )
-                    if self._gathered + len(chunk) > limits.RPC_GATHERED_BYTES_MAX:
+                    if self._gathered + len(chunk) > limits_platform.RPC_GATHERED_BYTES_MAX:
                         raise CallError(
                             Code.CALL_UNAVAILABLE,
                             "too many large arguments at once",
-                            retry_after_s=limits.CALL_RETRY_AFTER_S,
+                            retry_after_s=limits_platform.CALL_RETRY_AFTER_S,
                         )
                     body += chunk
                     self._gathered += len(chunk)
@@ -114,7 +114,7 @@ class RpcGate:
             raise CallError(
                 Code.CALL_UNAVAILABLE,
                 "the service bus is away",
-                retry_after_s=limits.CALL_RETRY_AFTER_S,
+                retry_after_s=limits_platform.CALL_RETRY_AFTER_S,
                 maybe_delivered=error.maybe_delivered,
             ) from error
         except errors.ConfigError as error:  # all but the size has been checked above
@@ -135,5 +135,7 @@ def _idempotency_key(exchange: Exchange) -> str:
 
 def _said_no(code: int, text: str) -> CallError:
     if code == 503:
-        return CallError(Code.CALL_UNAVAILABLE, f"503 {text}".rstrip(), retry_after_s=limits.CALL_RETRY_AFTER_S)
+        return CallError(
+            Code.CALL_UNAVAILABLE, f"503 {text}".rstrip(), retry_after_s=limits_platform.CALL_RETRY_AFTER_S
+        )
     return CallError(Code.CALL_FAILED, f"{code} {text}".rstrip(), maybe_delivered=code >= 500)

@@ -29,7 +29,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock, Rng
 from stormline.dispatch.signer import read_signing_key
 from stormline.net.files import write_atomic

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.values import Secret
 from stormline.net.files import write_atomic
 from stormline.settings.discovery import BUNDLE_NAME
@@ -244,7 +244,7 @@ def read(path: Path, kind: type[T]) -> T | None:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(limits.PLATFORM_FILE_BYTES_MAX + 1)
+            data = file.read(limits_platform.PLATFORM_FILE_BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -272,7 +272,7 @@ def last_words(log: Path, since: int) -> str:
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(since if since <= size else 0, size - limits.LOG_TAIL_BYTES_MAX))
+            file.seek(max(since if since <= size else 0, size - limits_platform.LOG_TAIL_BYTES_MAX))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 
 
 class StateLock:

@@ -16,7 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from stormline.assembly import inspect, layout, lock, prepare, roles
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.engine.server import RunningServer, start_server

@@ -8,7 +8,8 @@ import errno
 import socket
 from collections.abc import Mapping
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Rng
 from stormline.core.values import Address
 

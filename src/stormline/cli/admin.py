@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from stormline.assembly import layout, lock
 from stormline.assembly.names import SERVER_NAMES
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.values import Secret
 from stormline.settings import load
 
@@ -49,7 +49,7 @@ class AdminApi:
         self._http = httpx2.Client(
             base_url=f"{'https' if self._name else 'http'}://{self._address}",
             headers={"authorization": f"Bearer {key.reveal()}"},
-            timeout=limits.ADMIN_TIMEOUT_S,
+            timeout=limits_platform.ADMIN_TIMEOUT_S,
             verify=verify,
             trust_env=False,  # a proxy for the internet is no way to this machine
         )

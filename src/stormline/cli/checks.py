@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from stormline.assembly import layout, lock, ports
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.net.child import find_binary
 from stormline.net.clock import SystemRng
 from stormline.settings import load
@@ -74,7 +74,7 @@ def _nats() -> Check:
         return Check("nats-server", "fail", what, hint)
     try:
         answer = subprocess.run(  # noqa: S603 - a program we found, and no shell
-            [binary, "--version"], capture_output=True, text=True, timeout=limits.ADMIN_TIMEOUT_S, check=True
+            [binary, "--version"], capture_output=True, text=True, timeout=limits_platform.ADMIN_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         return Check("nats-server", "fail", f"{binary} does not run: {error}", "install it again")

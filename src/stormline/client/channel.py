@@ -14,7 +14,7 @@ from stormline.client.link import Link, LinkCall
 from stormline.client.longline import LongLine
 from stormline.client.runtime import Runtime
 from stormline.client.trace import CallTrace
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.phase import Phase
 from stormline.policy.activity import Activity
@@ -283,7 +283,7 @@ class Channel:
             delivery.again(link, push.seq)
             return
         delivery = self._seen[push.push_id] = _Delivery(link, push.seq)
-        if len(self._seen) > limits.PUSH_IDS_REMEMBERED:
+        if len(self._seen) > limits_platform.PUSH_IDS_REMEMBERED:
             self._seen.popitem(last=False)
         self._pushes.append(Push(push.push_id, push.topic, push.body, push.headers, delivery))
         self._wake.set()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from stormline.core import limits, limits_names
+from stormline.core import limits_names
+from stormline.core import limits_platform as limits
 from stormline.net.files import write_atomic
 
 _log = logging.getLogger("stormline.client")

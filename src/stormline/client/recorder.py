@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from stormline.client import fetch
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Rng
 from stormline.core.values import Address
 from stormline.outbound.pool import HttpPool
@@ -145,7 +145,7 @@ class Recorder:
             ),
             body=body,
             timeout_s=limits.REPORT_TIMEOUT_S,
-            size_max=limits.REPORT_ANSWER_BYTES_MAX,
+            size_max=limits_platform.REPORT_ANSWER_BYTES_MAX,
         )
 
     def _put_back(self, batch: list[CallRecord], dropped: int) -> None:

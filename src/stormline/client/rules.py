@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stormline.client import patterns
-from stormline.core import errors, limits, limits_means
+from stormline.core import errors, limits, limits_means, limits_platform
 from stormline.core.values import Address, parse_address
 from stormline.policy import presets
 from stormline.policy.presets import Preset, is_whole
@@ -235,7 +235,7 @@ def _is_number(value: object) -> bool:
 
 def _is_host_pattern(host: str) -> bool:
     name = host.removeprefix("*.")
-    return host == "*" or (bool(name) and len(host) <= limits.HOST_CHARS_MAX and _HOST_CHARS.issuperset(name))
+    return host == "*" or (bool(name) and len(host) <= limits_platform.HOST_CHARS_MAX and _HOST_CHARS.issuperset(name))
 
 
 def _check_path(path: object) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from stormline.client import fetch
 from stormline.client.config import Config
 from stormline.client.store import Store
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock
 from stormline.core.values import Address
 from stormline.outbound.pool import HttpPool
@@ -247,7 +247,7 @@ class Scheduling:
             path=path,
             headers=((b"content-type", b"application/json"),),
             body=body,
-            timeout_s=limits.DISPATCH_TRY_S,
+            timeout_s=limits_platform.DISPATCH_TRY_S,
             size_max=size_max,
         )
 

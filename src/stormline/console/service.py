@@ -26,7 +26,8 @@ from starlette.types import Receive, Scope, Send
 from stormline.console.access import Access, host_allowed
 from stormline.console.config import ConsoleConfig
 from stormline.console.source import Answer, ApmSource, Away
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock
 from stormline.core.values import Address
 from stormline.web.server import HttpServer

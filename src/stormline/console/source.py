@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import httpx2
 import msgspec
 
-from stormline.core import limits
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock
 from stormline.core.values import Secret
 

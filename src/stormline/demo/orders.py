@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stormline.core import limits
+from stormline.core import limits_platform as limits
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

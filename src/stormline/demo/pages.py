@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stormline.core import limits
+from stormline.core import limits_platform as limits
 from stormline.demo.orders import KeyReused, Order, OrderBook
 
 ITEMS: Final = 40

@@ -31,7 +31,7 @@ from nats.aio.client import Client
 from nats.micro.request import Request, ServiceError
 from nats.micro.service import Service, ServiceConfig
 
-from stormline.core import limits
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Rng
 from stormline.core.values import Address
 from stormline.demo.orders import OrderBook

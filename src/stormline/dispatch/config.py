@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids
+from stormline.core import limits_platform as limits
 from stormline.core.values import Secret
 from stormline.dispatch.rules import RuleSet, check
 from stormline.web.server import TlsFiles

@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids
+from stormline.core import limits_platform as limits
 from stormline.wire import hostname, strictjson
 from stormline.wire.plan import Endpoint, HostPlan
 

@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.dispatch import planner
@@ -78,7 +78,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     app: str
     device: Annotated[str, msgspec.Meta(min_length=1)]
     user: str = ""
-    life_s: Annotated[float, msgspec.Meta(ge=1, le=limits.ADMIN_TOKEN_LIFE_MAX_S)] = limits.TOKEN_LIFE_S
+    life_s: Annotated[float, msgspec.Meta(ge=1, le=limits_platform.ADMIN_TOKEN_LIFE_MAX_S)] = limits.TOKEN_LIFE_S
 
 
 class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class DispatchService:
         self._token_key = _load(config.token_key)
         self._signer = PlanSigner(self._plan_key)
         self._enrolments = RateLimiter(
-            rate_per_s=config.enrol_rate_per_s, burst=config.enrol_burst, keys_max=limits.ENROL_ADDRESSES_MAX
+            rate_per_s=config.enrol_rate_per_s, burst=config.enrol_burst, keys_max=limits_platform.ENROL_ADDRESSES_MAX
         )
         self._admin_key = config.admin_key.reveal().encode("ascii")
         self._reading: set[asyncio.Timeout] = set()
@@ -157,7 +157,7 @@ class DispatchService:
     # -- plans --------------------------------------------------------------------------------------------------------
 
     async def _plan_post(self, request: Request) -> Response:
-        body = await self._body(request, limits.PLAN_REQUEST_BYTES_MAX)
+        body = await self._body(request, limits_platform.PLAN_REQUEST_BYTES_MAX)
         try:
             question = wire_plan.decode_request(body)
         except ValueError as error:
@@ -165,8 +165,10 @@ class DispatchService:
         return self._answer(question)
 
     async def _plan_get(self, request: Request) -> Response:
-        if len(request.scope["query_string"]) > limits.PLAN_REQUEST_BYTES_MAX:
-            raise errors.RequestRefused("too-large", f"a query has at most {limits.PLAN_REQUEST_BYTES_MAX} bytes")
+        if len(request.scope["query_string"]) > limits_platform.PLAN_REQUEST_BYTES_MAX:
+            raise errors.RequestRefused(
+                "too-large", f"a query has at most {limits_platform.PLAN_REQUEST_BYTES_MAX} bytes"
+            )
         query = request.query_params
         unknown = sorted(set(query) - {"app", "host"})
         if unknown or len(query.getlist("app")) != 1:
@@ -183,7 +185,7 @@ class DispatchService:
         wait_s = self._enrolments.take(peer_key(request), self._clock.monotonic())
         if wait_s > 0:
             raise errors.RequestRefused("rate-limited", "too many devices from this address", retry_after_s=wait_s)
-        body = await self._body(request, limits.DISPATCH_SMALL_BODY_BYTES_MAX)
+        body = await self._body(request, limits_platform.DISPATCH_SMALL_BODY_BYTES_MAX)
         wanted = _decode(body, _enrol_decoder)
         planner.check_app(wanted.app, self._rules)
         return self._token(wanted.app, ids.new_id(self._rng), "", limits.TOKEN_LIFE_S)
@@ -193,7 +195,7 @@ class DispatchService:
         genuine = hmac.compare_digest(given.strip().encode("latin-1"), self._admin_key)
         if scheme.lower() != "bearer" or not genuine:
             raise errors.RequestRefused("unauthorized", "the admin API needs 'Authorization: Bearer ADMIN_KEY'")
-        body = await self._body(request, limits.DISPATCH_SMALL_BODY_BYTES_MAX)
+        body = await self._body(request, limits_platform.DISPATCH_SMALL_BODY_BYTES_MAX)
         wanted = _decode(body, _token_decoder)
         planner.check_app(wanted.app, self._rules)
         for what, name in (("device", wanted.device), ("user", wanted.user)):
@@ -219,7 +221,7 @@ class DispatchService:
         return _json({"status": "ok", "unit": self._rules.unit, "version": self._rules.version})
 
     async def _body(self, request: Request, size_max: int) -> bytes:
-        """Read the body within `size_max` and `limits.REQUEST_BODY_TIMEOUT_S`.
+        """Read the body within `size_max` and `limits_platform.REQUEST_BODY_TIMEOUT_S`.
 
         Raises:
             RequestRefused: `too-large`, `timeout` or `stopping`.
@@ -229,7 +231,7 @@ class DispatchService:
         if not (length.isascii() and length.isdigit()) or len(length) > 18 or int(length) > size_max:
             raise too_large
         body = bytearray()
-        timeout = asyncio.timeout(limits.REQUEST_BODY_TIMEOUT_S)
+        timeout = asyncio.timeout(limits_platform.REQUEST_BODY_TIMEOUT_S)
         try:
             async with timeout:
                 self._reading.add(timeout)
@@ -351,7 +353,7 @@ async def run(
         clock: time of plans, tokens and rates.
         rng: source of device ids.
         started: called once with the real address when requests are answered on every port.
-        stop: ends the service; it then returns within `limits.HTTP_DRAIN_S` and a little.
+        stop: ends the service; it then returns within `limits_platform.HTTP_DRAIN_S` and a little.
         plain_started: called before `started` with the address of the plain port, where there is one.
 
     Raises:

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.engine.port import (
     Change,
     Entry,

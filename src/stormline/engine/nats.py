@@ -16,7 +16,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription  # noqa: TC002 - the one import block stays plain
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids
+from stormline.core import limits_platform as limits
 from stormline.core.clock import Rng
 from stormline.core.values import Secret
 from stormline.engine.nats_kv import Bucket, NatsKeyValue, ensure_bucket

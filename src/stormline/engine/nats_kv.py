@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from nats.aio.msg import Msg
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits_platform
 from stormline.engine.nats_link import FAILURES, Link
 from stormline.engine.port import Change, Entry, check_key, check_message
 
@@ -66,7 +66,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 async def _call(link: Link, subject: str, data: bytes, headers: Mapping[str, str] | None) -> Msg:
     try:
-        return await link.call(subject, data, headers, timeout_s=limits.ENGINE_KV_TIMEOUT_S)
+        return await link.call(subject, data, headers, timeout_s=limits_platform.ENGINE_KV_TIMEOUT_S)
     except errors.NoResponders as error:
         raise errors.EngineUnavailable(f"engine has nobody who keeps {subject}") from error
 
@@ -103,7 +103,7 @@ async def ensure_bucket(link: Link, bucket: Bucket) -> None:
         "deny_delete": True,
     }
     if life_ns:  # so that watchers hear of keys that expire
-        config["subject_delete_marker_ttl"] = _SECOND_NS * limits.ENGINE_DELETED_KEY_LIFE_S
+        config["subject_delete_marker_ttl"] = _SECOND_NS * limits_platform.ENGINE_DELETED_KEY_LIFE_S
     answer = await _api(link, f"$JS.API.STREAM.CREATE.KV_{bucket.name}", msgspec.json.encode(config))
     if answer.error is not None:
         if answer.error.err_code == _OTHER_CONFIGURATION:
@@ -153,7 +153,7 @@ class NatsKeyValue:
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """See `engine.port.KeyValue.delete`."""
-        headers = {_OPERATION: "DEL", "Nats-TTL": f"{limits.ENGINE_DELETED_KEY_LIFE_S}s"}
+        headers = {_OPERATION: "DEL", "Nats-TTL": f"{limits_platform.ENGINE_DELETED_KEY_LIFE_S}s"}
         if revision is not None:
             headers[_EXPECT] = str(revision)
         await self._write(key, b"", headers)
@@ -184,19 +184,19 @@ class NatsKeyValue:
         if prefix:
             check_key(prefix)
         known: set[str] = set()
-        pause_s = limits.ENGINE_RECONNECT_PAUSE_S
+        pause_s = limits_platform.ENGINE_RECONNECT_PAUSE_S
         while (link := await self._links.wait_link()) is not None:
             run = _WatchRun(link, self._stream, self._subject, f"{prefix}.>" if prefix else ">")
             try:
                 await run.start()
-                pause_s = limits.ENGINE_RECONNECT_PAUSE_S
+                pause_s = limits_platform.ENGINE_RECONNECT_PAUSE_S
                 async with contextlib.aclosing(run.changes(known)) as changes:
                     async for change in changes:
                         yield change
             except (errors.EngineError, *FAILURES) as error:
                 _log.debug("watch of %s starts anew: %s", self._bucket, error)
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, limits.ENGINE_RECONNECT_PAUSE_MAX_S)
+                pause_s = min(2 * pause_s, limits_platform.ENGINE_RECONNECT_PAUSE_MAX_S)
             finally:
                 await run.stop()
 
@@ -218,7 +218,7 @@ class _WatchRun:
         self._filter = subject + pattern
         self._inbox = link.new_inbox()
         self._name = "w" + self._inbox.replace(".", "")[-40:]
-        self._queue: asyncio.Queue[Msg | None] = asyncio.Queue(limits.ENGINE_WATCH_QUEUE_MAX)
+        self._queue: asyncio.Queue[Msg | None] = asyncio.Queue(limits_platform.ENGINE_WATCH_QUEUE_MAX)
         self._subscription: Any = None
         self._pending = 0
 
@@ -235,8 +235,8 @@ class _WatchRun:
             "max_deliver": 1,
             "replay_policy": "instant",
             "flow_control": True,
-            "idle_heartbeat": limits.ENGINE_WATCH_HEARTBEAT_S * _SECOND_NS,
-            "inactive_threshold": limits.ENGINE_WATCH_IDLE_S * _SECOND_NS,
+            "idle_heartbeat": limits_platform.ENGINE_WATCH_HEARTBEAT_S * _SECOND_NS,
+            "inactive_threshold": limits_platform.ENGINE_WATCH_IDLE_S * _SECOND_NS,
             "mem_storage": True,
             "num_replicas": 1,
         }
@@ -273,7 +273,7 @@ class _WatchRun:
                     known.discard(key)
                     yield Change(key, None, 0)
                 stale.clear()
-            async with asyncio.timeout(3.0 * limits.ENGINE_WATCH_HEARTBEAT_S):
+            async with asyncio.timeout(3.0 * limits_platform.ENGINE_WATCH_HEARTBEAT_S):
                 message = await self._queue.get()
             if message is None:
                 return

@@ -9,7 +9,8 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 
 _log = logging.getLogger("stormline.engine")
 _NO_RESPONDERS: Final = "503"

@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 
 ERROR_CODE_HEADER: Final = "Nats-Service-Error-Code"
 """Header of a reply that says no: a number as in HTTP. The convention of NATS services, kept by every language's."""
@@ -101,8 +101,8 @@ class KeyValue(Protocol):
     a single node; in a cluster `get` may lag by a moment, and only compare-and-set decides.
 
     Keys are tokens of letters, digits and `-/_=`, joined by dots. All methods raise `EngineUnavailable` when the
-    engine is away, `EngineTimeout` when it does not answer in `limits.ENGINE_KV_TIMEOUT_S`, and `ConfigError` for a
-    malformed key. A write that was cancelled, timed out or lost the engine may have happened.
+    engine is away, `EngineTimeout` when it does not answer in `limits_platform.ENGINE_KV_TIMEOUT_S`, and `ConfigError`
+    for a malformed key. A write that was cancelled, timed out or lost the engine may have happened.
     """
 
     async def get(self, key: str) -> Entry | None:
@@ -180,8 +180,8 @@ class Engine(Protocol):
         ...
 
     async def serve(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
-        """Answer requests. Handlers run side by side, at most `limits.ENGINE_HANDLERS_MAX` for this subscription;
-        a request beyond that gets the reply 503 'overloaded' at once.
+        """Answer requests. Handlers run side by side, at most `limits_platform.ENGINE_HANDLERS_MAX` for this
+        subscription; a request beyond that gets the reply 503 'overloaded' at once.
 
         Of subscribers with the same `queue` one gets each message. On return the interest is known to the engine; if
         it is away, it will be when it comes back.
@@ -191,7 +191,8 @@ class Engine(Protocol):
     async def subscribe(self, subject: str, handler: Listener, *, queue: str = "") -> Subscription:
         """Take one-way messages, one at a time, those of one sender in the order sent.
 
-        More than `limits.ENGINE_QUEUE_MESSAGES_MAX` waiting ones are dropped, newest first, with a line in the log.
+        More than `limits_platform.ENGINE_QUEUE_MESSAGES_MAX` waiting ones are dropped, newest first, with a line in the
+        log.
         """
         ...
 
@@ -201,7 +202,7 @@ class Engine(Protocol):
         Args:
             bucket: letters, digits, `_` and `-`.
             persistent: on disk and kept over a restart of the engine; otherwise in its memory and lost with it.
-            ttl_s: keys end this many seconds after their last write; at least `limits.ENGINE_KV_TTL_MIN_S`.
+            ttl_s: keys end this many seconds after their last write; at least `limits_platform.ENGINE_KV_TTL_MIN_S`.
 
         Raises:
             EngineUnavailable: not connected.
@@ -210,7 +211,7 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let running handlers finish (`limits.ENGINE_DRAIN_S`), then leave. May be called again."""
+        """Let running handlers finish (`limits_platform.ENGINE_DRAIN_S`), then leave. May be called again."""
         ...
 
 
@@ -218,9 +219,9 @@ def check_message(subject: str, data: bytes, headers: Mapping[str, str] | None) 
     """Refuse what may not be sent: a control character in a subject or header would speak to the server itself.
 
     Raises:
-        ConfigError: a malformed subject or header, or more than `limits.ENGINE_MESSAGE_BYTES_MAX` in all.
+        ConfigError: a malformed subject or header, or more than `limits_platform.ENGINE_MESSAGE_BYTES_MAX` in all.
     """
-    if len(subject) > limits.ENGINE_SUBJECT_CHARS_MAX or not _SUBJECT.fullmatch(subject):
+    if len(subject) > limits_platform.ENGINE_SUBJECT_CHARS_MAX or not _SUBJECT.fullmatch(subject):
         raise errors.ConfigError(f"engine subject {subject[:80]!r} is malformed or too long")
     size = len(data)
     for name, value in (headers or {}).items():
@@ -229,8 +230,8 @@ def check_message(subject: str, data: bytes, headers: Mapping[str, str] | None) 
         if not _HEADER_VALUE.fullmatch(value):
             raise errors.ConfigError(f"engine header {name}: control characters or outer blanks in its value")
         size += len(name) + len(value.encode("utf-8", "surrogatepass")) + 4
-    if size > limits.ENGINE_MESSAGE_BYTES_MAX:
-        raise errors.ConfigError(f"engine message of {size} bytes, at most {limits.ENGINE_MESSAGE_BYTES_MAX}")
+    if size > limits_platform.ENGINE_MESSAGE_BYTES_MAX:
+        raise errors.ConfigError(f"engine message of {size} bytes, at most {limits_platform.ENGINE_MESSAGE_BYTES_MAX}")
 
 
 def check_subscription(subject: str, queue: str) -> None:
@@ -239,9 +240,9 @@ def check_subscription(subject: str, queue: str) -> None:
     Raises:
         ConfigError: one of them is malformed or too long.
     """
-    if len(subject) > limits.ENGINE_SUBJECT_CHARS_MAX or not _PATTERN.fullmatch(subject):
+    if len(subject) > limits_platform.ENGINE_SUBJECT_CHARS_MAX or not _PATTERN.fullmatch(subject):
         raise errors.ConfigError(f"engine subscription {subject[:80]!r} is malformed or too long")
-    if queue and (len(queue) > limits.ENGINE_SUBJECT_CHARS_MAX or not _SUBJECT.fullmatch(queue)):
+    if queue and (len(queue) > limits_platform.ENGINE_SUBJECT_CHARS_MAX or not _SUBJECT.fullmatch(queue)):
         raise errors.ConfigError(f"engine queue {queue[:80]!r} is malformed or too long")
 
 
@@ -251,7 +252,7 @@ def check_key(key: str) -> None:
     Raises:
         ConfigError: it is malformed or too long.
     """
-    if len(key) > limits.ENGINE_SUBJECT_CHARS_MAX or not _KEY.fullmatch(key):
+    if len(key) > limits_platform.ENGINE_SUBJECT_CHARS_MAX or not _KEY.fullmatch(key):
         raise errors.ConfigError(f"engine key {key[:80]!r} is malformed or too long")
 
 
@@ -263,8 +264,10 @@ def check_bucket(bucket: str, ttl_s: float | None) -> None:
     """
     if not _BUCKET.fullmatch(bucket):
         raise errors.ConfigError(f"engine bucket {bucket[:80]!r}: expected 1 to 64 of a-z, A-Z, 0-9, '_' and '-'")
-    if ttl_s is not None and not ttl_s >= limits.ENGINE_KV_TTL_MIN_S:
-        raise errors.ConfigError(f"engine bucket {bucket}: ttl_s {ttl_s} is below {limits.ENGINE_KV_TTL_MIN_S}")
+    if ttl_s is not None and not ttl_s >= limits_platform.ENGINE_KV_TTL_MIN_S:
+        raise errors.ConfigError(
+            f"engine bucket {bucket}: ttl_s {ttl_s} is below {limits_platform.ENGINE_KV_TTL_MIN_S}"
+        )
 
 
 def subject_matches(pattern: str, subject: str) -> bool:

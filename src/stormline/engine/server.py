@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.clock import Rng
 from stormline.core.values import Address, Secret
 from stormline.engine.nats import EngineConfig, connect
@@ -50,8 +50,8 @@ class RunningServer:
     biz: EngineConfig
 
     async def stop(self) -> None:
-        """Stop it: in order within `limits.ENGINE_STOP_S`, else by force. May be called again."""
-        await self.child.stop(limits.ENGINE_STOP_S)
+        """Stop it: in order within `limits_platform.ENGINE_STOP_S`, else by force. May be called again."""
+        await self.child.stop(limits_platform.ENGINE_STOP_S)
 
 
 async def start_server(
@@ -60,7 +60,7 @@ async def start_server(
     rng: Rng,
     host: str = "127.0.0.1",
     port: int = 4222,
-    wait_s: float = limits.ENGINE_START_TIMEOUT_S,
+    wait_s: float = limits_platform.ENGINE_START_TIMEOUT_S,
 ) -> RunningServer:
     """Start the embedded engine and return when it answers.
 
@@ -104,16 +104,16 @@ def server_config(address: Address, store_dir: Path, passwords: _Passwords) -> s
     return f"""# Written by stormline at each start; changes here are lost.
 server_name: "stormline"
 listen: {text(str(address))}
-max_payload: {limits.ENGINE_MESSAGE_BYTES_MAX}
-max_pending: {8 * limits.ENGINE_MESSAGE_BYTES_MAX}
-max_connections: {limits.ENGINE_CONNECTIONS_MAX}
-max_control_line: {4 * limits.ENGINE_SUBJECT_CHARS_MAX}
+max_payload: {limits_platform.ENGINE_MESSAGE_BYTES_MAX}
+max_pending: {8 * limits_platform.ENGINE_MESSAGE_BYTES_MAX}
+max_connections: {limits_platform.ENGINE_CONNECTIONS_MAX}
+max_control_line: {4 * limits_platform.ENGINE_SUBJECT_CHARS_MAX}
 write_deadline: "5s"
 jetstream {{
   store_dir: {text(str(store_dir))}
   sync_interval: always
-  max_memory_store: {limits.ENGINE_MEMORY_BYTES_MAX}
-  max_file_store: {limits.ENGINE_STORE_BYTES_MAX}
+  max_memory_store: {limits_platform.ENGINE_MEMORY_BYTES_MAX}
+  max_file_store: {limits_platform.ENGINE_STORE_BYTES_MAX}
 }}
 accounts {{
   CORE {{
@@ -157,7 +157,7 @@ def _prepare(state_dir: Path, address: Address, rng: Rng) -> _Passwords:
 def _load_passwords(path: Path, rng: Rng) -> _Passwords:
     """Read the passwords, or draw and keep them at the first start."""
     try:
-        return msgspec.json.decode(path.read_bytes()[: limits.PLATFORM_FILE_BYTES_MAX], type=_Passwords)
+        return msgspec.json.decode(path.read_bytes()[: limits_platform.PLATFORM_FILE_BYTES_MAX], type=_Passwords)
     except FileNotFoundError:
         passwords = _Passwords(core=ids.new_id(rng, 32), biz=ids.new_id(rng, 32))
         write_atomic(path, msgspec.json.encode(passwords), mode=0o600)
@@ -172,7 +172,7 @@ async def _check_config(binary: Path, state_dir: Path) -> None:
     log.unlink(missing_ok=True)
     child = start_child("nats-server -t", [binary, "-c", state_dir / _CONFIG, "-t"], log=log)
     try:
-        async with asyncio.timeout(limits.ENGINE_CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(limits_platform.ENGINE_CONNECT_TIMEOUT_S):
             code = await child.wait()
     except BaseException as error:
         await child.stop(0.0)

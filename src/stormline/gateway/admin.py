@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stormline.appgw.directory import Location
 from stormline.appgw.port import Delivery, Identity
 from stormline.appgw.push import PushResult
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.errors import RequestRefused
 from stormline.core.values import Secret
 
@@ -63,13 +63,13 @@ class PushRequest(BaseModel):
     body_base64: str | None = Field(default=None, description="content as bytes, instead of `body`")
     id: str = Field(
         default="",
-        max_length=limits.PUSH_ID_CHARS_MAX,
+        max_length=limits_platform.PUSH_ID_CHARS_MAX,
         description="the push's own id: the same one again reaches the device once; drawn where absent",
     )
     ttl_s: float = Field(
-        default=limits.PUSH_TTL_S,
+        default=limits_platform.PUSH_TTL_S,
         gt=0,
-        le=limits.PUSH_TTL_MAX_S,
+        le=limits_platform.PUSH_TTL_MAX_S,
         description="seconds after which the push is worthless",
     )
 
@@ -216,7 +216,9 @@ def make_app(view: AdminView) -> FastAPI:
 
     @app.get("/v1/sessions", dependencies=locked)
     async def sessions(
-        limit: Annotated[int, Query(ge=0, le=limits.ADMIN_SESSIONS_LISTED_MAX)] = limits.ADMIN_SESSIONS_LISTED_MAX,
+        limit: Annotated[
+            int, Query(ge=0, le=limits_platform.ADMIN_SESSIONS_LISTED_MAX)
+        ] = limits_platform.ADMIN_SESSIONS_LISTED_MAX,
     ) -> SessionsAnswer:
         """Count and list the live sessions of this node, oldest first."""
         count, connections, calls = view.counts()
@@ -264,7 +266,9 @@ async def _find(view: AdminView, app_id: str, device: str) -> DeviceAnswer:
     try:
         place = await view.lookup(app_id, device)
     except errors.EngineError as error:
-        raise RequestRefused("unavailable", "the engine is away", retry_after_s=limits.CALL_RETRY_AFTER_S) from error
+        raise RequestRefused(
+            "unavailable", "the engine is away", retry_after_s=limits_platform.CALL_RETRY_AFTER_S
+        ) from error
     except errors.ConfigError as error:
         raise RequestRefused("bad-request", str(error)) from error
     if place is None:
@@ -343,12 +347,12 @@ class _BoundedBody:
         refusal: JSONResponse | None = None
         body = b""
         try:
-            async with asyncio.timeout(limits.ADMIN_BODY_TIMEOUT_S):
+            async with asyncio.timeout(limits_platform.ADMIN_BODY_TIMEOUT_S):
                 body = await _read(receive)
         except _Gone:
             return
         except _TooLarge:
-            refusal = _error("too-large", f"a request has at most {limits.ADMIN_BODY_BYTES_MAX} bytes")
+            refusal = _error("too-large", f"a request has at most {limits_platform.ADMIN_BODY_BYTES_MAX} bytes")
         except TimeoutError:
             refusal = _error("timeout", "the request did not come whole in time")
         if refusal is not None:
@@ -382,7 +386,7 @@ async def _read(receive: Receive) -> bytes:
         if message["type"] == "http.disconnect":
             raise _Gone
         body += message.get("body", b"")
-        if len(body) > limits.ADMIN_BODY_BYTES_MAX:
+        if len(body) > limits_platform.ADMIN_BODY_BYTES_MAX:
             raise _TooLarge
         if not message.get("more_body", False):
             return bytes(body)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.values import Secret
 from stormline.engine.nats import EngineConfig
 from stormline.web.server import TlsFiles
@@ -25,7 +25,7 @@ class GatewayConfig:
         engine: the distributed engine.
         admin_host: address to listen on for the business API; plain HTTP, so loopback or behind a TLS terminator.
         admin_port: TCP port, 0 for a free one.
-        admin_key: bearer key of the business API, at least `limits.ADMIN_KEY_CHARS_MIN` characters.
+        admin_key: bearer key of the business API, at least `limits_platform.ADMIN_KEY_CHARS_MIN` characters.
         allow_plain_asyncio: serve TLS on asyncio's own loop too. For tests: it costs 268 KB a connection there.
     """
 
@@ -55,5 +55,5 @@ class GatewayConfig:
             ids.check_label(app, "app")
         if not 1.0 <= self.heartbeat_s <= limits.CALL_DEADLINE_MAX_S:
             raise errors.ConfigError(f"heartbeat_s {self.heartbeat_s}: expected 1 to {limits.CALL_DEADLINE_MAX_S:.0f}")
-        if len(self.admin_key) < limits.ADMIN_KEY_CHARS_MIN:
-            raise errors.ConfigError(f"admin_key: expected at least {limits.ADMIN_KEY_CHARS_MIN} characters")
+        if len(self.admin_key) < limits_platform.ADMIN_KEY_CHARS_MIN:
+            raise errors.ConfigError(f"admin_key: expected at least {limits_platform.ADMIN_KEY_CHARS_MIN} characters")

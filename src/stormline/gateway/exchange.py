@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from stormline.appgw.port import Identity
-from stormline.core import limits
+from stormline.core import limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.errors import CallError, LocalProtocolError
 from stormline.wire.connection import Connection
@@ -100,7 +100,7 @@ class CallExchange:
 
     def time_limit(self) -> asyncio.Timeout:
         """Give the context that ends the call a little after its deadline."""
-        self._timeout = asyncio.timeout_at(self.deadline + limits.CALL_DEADLINE_GRACE_S)
+        self._timeout = asyncio.timeout_at(self.deadline + limits_platform.CALL_DEADLINE_GRACE_S)
         return self._timeout
 
     def feed(self, body: bytes, *, end: bool) -> None:
@@ -156,7 +156,7 @@ class CallExchange:
         self._link.connection.send_reply(self.call_id, status, headers=headers, body=first, more=more or bool(rest))
         self._link.flush()
         if self._timeout is not None and self.body_deadline > self.deadline and not self._timeout.expired():
-            self._timeout.reschedule(self.body_deadline + limits.CALL_DEADLINE_GRACE_S)
+            self._timeout.reschedule(self.body_deadline + limits_platform.CALL_DEADLINE_GRACE_S)
         if rest:
             await self.send(rest)
             if not more:

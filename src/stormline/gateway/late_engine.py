@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.engine.port import Engine, KeyValue, Message
 
 _log = logging.getLogger("stormline.gateway")

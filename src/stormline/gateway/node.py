@@ -14,7 +14,7 @@ from stormline.appgw.directory import Directory, Location
 from stormline.appgw.port import Identity
 from stormline.appgw.push import PushNode, PushService
 from stormline.appgw.rpc import RpcGate
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
 from stormline.engine.port import Engine
@@ -92,15 +92,15 @@ class GatewayNode:
     async def start(self) -> None:
         """Look for the engine, a short while only: a node serves without it."""
         self.background.append(self._loop.create_task(self._engine.run(), name="gateway engine"))
-        await asyncio.wait(self.background, timeout=limits.ENGINE_FIRST_WAIT_S)
+        await asyncio.wait(self.background, timeout=limits_platform.ENGINE_FIRST_WAIT_S)
         self.background.append(self._loop.create_task(self._directory.run(), name="gateway directory"))
 
     async def leave(self) -> None:
         """Ask every client to leave, let calls end, close what is left; takes at most a few seconds."""
         for session in list(self._hub.connections):
-            session.go_away(Code.GOING_AWAY, "this node is stopping", spread_s=limits.DRAIN_S)
+            session.go_away(Code.GOING_AWAY, "this node is stopping", spread_s=limits_platform.DRAIN_S)
         if self._hub.tasks:
-            await asyncio.wait(self._hub.tasks, timeout=limits.DRAIN_S)
+            await asyncio.wait(self._hub.tasks, timeout=limits_platform.DRAIN_S)
         for session in list(self._hub.connections):
             session.close(Code.GOING_AWAY, "this node is stopping")
         with contextlib.suppress(TimeoutError):
@@ -120,7 +120,7 @@ class GatewayNode:
             await asyncio.wait(tasks, timeout=limits.CLOSE_FLUSH_S)
         await self._push_node.close()
         with contextlib.suppress(errors.EngineError, TimeoutError):
-            async with asyncio.timeout(limits.DIRECTORY_FLUSH_S):
+            async with asyncio.timeout(limits_platform.DIRECTORY_FLUSH_S):
                 await self._directory.flush()
         await self._engine.close()
         await self._pool.aclose()

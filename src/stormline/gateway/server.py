@@ -10,7 +10,7 @@ from typing import Any, cast
 import uvloop
 
 from stormline.appgw.api import make_pool
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.engine import nats
@@ -79,8 +79,8 @@ class _Gateway:
                 self._node.session,
                 sock=sock,
                 ssl=context,
-                backlog=limits.GATEWAY_BACKLOG,
-                ssl_handshake_timeout=limits.TLS_HANDSHAKE_TIMEOUT_S,
+                backlog=limits_platform.GATEWAY_BACKLOG,
+                ssl_handshake_timeout=limits_platform.TLS_HANDSHAKE_TIMEOUT_S,
                 ssl_shutdown_timeout=limits.CLOSE_FLUSH_S,
             )
             stack.callback(server.close)

@@ -17,7 +17,7 @@ from typing import cast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from stormline.appgw.port import Delivery, Gate, Identity, Push
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
 from stormline.core.errors import CallError, RefusedError, RemoteProtocolError
@@ -142,8 +142,8 @@ class Session(asyncio.Protocol):
         )
         peer = transport.get_extra_info("peername")
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        if len(self._hub.connections) >= limits.SESSIONS_MAX:
-            _log.warning("%s refused: this node has %d connections", self.peer, limits.SESSIONS_MAX)
+        if len(self._hub.connections) >= limits_platform.SESSIONS_MAX:
+            _log.warning("%s refused: this node has %d connections", self.peer, limits_platform.SESSIONS_MAX)
             self._drop()
             return
         tls = transport.get_extra_info("ssl_object")
@@ -152,10 +152,10 @@ class Session(asyncio.Protocol):
             self._drop()
             return
         self._hub.connections[self] = None
-        self._transport.set_write_buffer_limits(high=limits.SEND_BUFFER_BYTES)
+        self._transport.set_write_buffer_limits(high=limits_platform.SEND_BUFFER_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, limits.SEND_UNSENT_BYTES)
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, limits_platform.SEND_UNSENT_BYTES)
         self._arm()
 
     def data_received(self, data: bytes) -> None:
@@ -237,7 +237,7 @@ class Session(asyncio.Protocol):
         self._transport.write(data)
         if (
             self._paused_at is not None
-            and self._transport.get_write_buffer_size() > limits.SESSION_BACKLOG_BYTES_MAX
+            and self._transport.get_write_buffer_size() > limits_platform.SESSION_BACKLOG_BYTES_MAX
             and not self._over
         ):
             self.close(Code.OVERLOADED, "the client does not read what it asked for")
@@ -350,9 +350,9 @@ class Session(asyncio.Protocol):
             gate = self._hub.router.route(event.gate)
             if event.deadline_s is not None and event.deadline_s <= 0:
                 raise CallError(Code.CALL_DEADLINE, "the deadline had passed on arrival")
-            if len(self._hub.tasks) >= limits.GATEWAY_CALLS_MAX:
+            if len(self._hub.tasks) >= limits_platform.GATEWAY_CALLS_MAX:
                 raise CallError(
-                    Code.CALL_UNAVAILABLE, "this node is overloaded", retry_after_s=limits.CALL_RETRY_AFTER_S
+                    Code.CALL_UNAVAILABLE, "this node is overloaded", retry_after_s=limits_platform.CALL_RETRY_AFTER_S
                 )
         except CallError as error:
             self._fail(event.call_id, error)
@@ -404,7 +404,7 @@ class Session(asyncio.Protocol):
         """Have one timer that fires no later than the next thing due. One that fires early finds out and sleeps on."""
         due = self.connection.next_timer()
         if self._paused_at is not None:
-            stall = self._paused_at + limits.STALL_TIMEOUT_S
+            stall = self._paused_at + limits_platform.STALL_TIMEOUT_S
             due = stall if due is None else min(due, stall)
         if due is None or (self._timer is not None and self._timer_at <= due):
             return
@@ -416,7 +416,7 @@ class Session(asyncio.Protocol):
     def _on_timer(self) -> None:
         self._timer = None
         now = self._loop.time()
-        if self._paused_at is not None and now >= self._paused_at + limits.STALL_TIMEOUT_S:
+        if self._paused_at is not None and now >= self._paused_at + limits_platform.STALL_TIMEOUT_S:
             self.close(Code.OVERLOADED, "the client reads nothing")
             return
         self.connection.handle_timer(now)

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 
 _PR_SET_PDEATHSIG: Final = 1
 _EXIT_ORPHAN: Final = 125

@@ -1,10 +1,11 @@
 """What the pool hands out: the right to a connection, and what a request may know and say of it."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from stormline.core import errors
+from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream, TlsStream
@@ -222,3 +223,35 @@ class Progress:
         return errors.DeadlineExceeded(
             f"{self._host}: the deadline passed, while in {self.phase}", phase=self.phase, maybe_delivered=False
         )
+
+
+class Checks:
+    """Finds out of HTTP/2 connections whether they live, each once at a time.
+
+    Args:
+        dead: told of one that does not.
+    """
+
+    __slots__ = ("_dead", "_tasks")
+
+    def __init__(self, dead: Callable[[Held], None]) -> None:
+        self._dead = dead
+        self._tasks: dict[Held, asyncio.Task[None]] | None = {}
+
+    def add(self, held: Held) -> None:
+        """A request waited long in vain: see whether the connection lives, before more are put on it for ever."""
+        if self._tasks is not None and held not in self._tasks and not held.released:
+            task = asyncio.create_task(self._check(held), name="check a silent connection")
+            self._tasks[held] = task
+            task.add_done_callback(lambda _: None if self._tasks is None else self._tasks.pop(held, None))
+
+    async def _check(self, held: Held) -> None:
+        if held.shared is not None and not await held.shared.check(limits.H2_CHECK_S):
+            self._dead(held)
+
+    def close(self) -> None:
+        """Check nothing any more."""
+        tasks, self._tasks = self._tasks, None
+        for task in (tasks or {}).values():
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
+                task.cancel()

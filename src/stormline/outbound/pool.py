@@ -14,7 +14,7 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream
 from stormline.outbound.dial import quiet
-from stormline.outbound.held import Held, Key, Origin, Progress, key_of
+from stormline.outbound.held import Checks, Held, Key, Origin, Progress, key_of
 from stormline.outbound.http1 import Http1Connection
 from stormline.outbound.http1_codec import Encoded, Encoder
 from stormline.outbound.messages import HttpRequest, HttpResponse
@@ -75,7 +75,7 @@ class HttpPool:
         self._due: dict[Place, None] = {}  # whose waiters are to be looked at
         self._slot_free = False  # for whomever
         self._serving = False
-        self._checks: dict[Held, asyncio.Task[None]] = {}
+        self._checks = Checks(self._let_go)
         self._sweep: asyncio.TimerHandle | None = None
         self.on_wake: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self._closed = False
@@ -393,19 +393,8 @@ class HttpPool:
             )
         except (errors.DeadlineExceeded, asyncio.CancelledError):
             if asyncio.get_running_loop().time() - began >= limits.H2_DOUBT_S:
-                self._doubt(slot)
+                self._checks.add(slot)
             raise
-
-    def _doubt(self, slot: Held) -> None:
-        """A request waited long in vain: see whether the connection lives, before more are put on it for ever."""
-        if slot not in self._checks and not self._closed and not slot.released:
-            check = asyncio.create_task(self._check(slot), name="check a silent connection")
-            self._checks[slot] = check
-            check.add_done_callback(lambda _: self._checks.pop(slot, None))
-
-    async def _check(self, slot: Held) -> None:
-        if slot.shared is not None and not await slot.shared.check(limits.H2_CHECK_S):
-            self._let_go(slot)
 
     def _doubted(self, held: Held) -> None:
         """See to those who wait for a connection that is no longer relied on."""
@@ -489,9 +478,7 @@ class HttpPool:
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
-        for check in list(self._checks.values()):
-            with contextlib.suppress(RuntimeError):  # its loop is closed already
-                check.cancel()
+        self._checks.close()
         for place in list(self._places.values()):
             for entry in list(place.idle):
                 self._close_idle(place, entry)

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids
+from stormline.core import limits_platform as limits
 from stormline.settings.model import Ports, Section, Settings
 
 PREFIX: Final = "STORMLINE_"

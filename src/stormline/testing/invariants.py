@@ -7,7 +7,7 @@ the promises to applications, the last ones keep the system small.
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from stormline.core import limits
+from stormline.core import limits, limits_platform
 from stormline.telemetry.timeline import AttemptRecord
 from stormline.testing.history import CallEntry, History, Processing
 
@@ -173,7 +173,7 @@ def records_add_up(history: History) -> Iterator[str]:
             total = sum(record.stages_ms.values())
             if abs(total - record.total_ms) > STAGES_SLACK_MS:
                 yield f"record of {record.path}: stages sum to {total:.3f} ms, the total is {record.total_ms:.3f} ms"
-            if len(record.attempts) > limits.REPORT_ATTEMPTS_MAX:
+            if len(record.attempts) > limits_platform.REPORT_ATTEMPTS_MAX:
                 yield f"record of {record.path}: {len(record.attempts)} attempts"
             for attempt in record.attempts:
                 if attempt.start_ms + attempt.duration_ms > record.total_ms + STAGES_SLACK_MS:

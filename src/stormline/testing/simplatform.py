@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_platform
 from stormline.core.values import Address, Secret
 from stormline.dispatch.config import DispatchConfig
 from stormline.dispatch.rules import RuleSet
@@ -217,8 +217,8 @@ class Gateway:
             pool=HttpPool(
                 dialer,
                 self.clock,
-                connections_max=limits.UPSTREAM_CONNECTIONS_MAX,
-                connections_per_origin_max=limits.UPSTREAM_CONNECTIONS_PER_ORIGIN_MAX,
+                connections_max=limits_platform.UPSTREAM_CONNECTIONS_MAX,
+                connections_per_origin_max=limits_platform.UPSTREAM_CONNECTIONS_PER_ORIGIN_MAX,
             ),
         )
         self.node = node

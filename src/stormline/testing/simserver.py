@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import httptools
 
-from stormline.core import limits
+from stormline.core import limits, limits_platform
 from stormline.testing.simnet import Host, SimSocket
 from stormline.testing.simtls import SimTlsContext
 
@@ -38,7 +38,7 @@ class SimTransport(asyncio.Transport):
         factory: Callable[[], asyncio.Protocol],
         context: SimTlsContext | None,
         *,
-        handshake_timeout_s: float = limits.TLS_HANDSHAKE_TIMEOUT_S,
+        handshake_timeout_s: float = limits_platform.TLS_HANDSHAKE_TIMEOUT_S,
     ) -> None:
         super().__init__()
         self._loop = asyncio.get_running_loop()

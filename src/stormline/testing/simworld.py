@@ -8,7 +8,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.gateway.node import GatewayNode
 from stormline.netmodel.params import LinkParams
 from stormline.testing import invariants, invariants_direct, simloop

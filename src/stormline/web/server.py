@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.core.values import Address
 
 _log = logging.getLogger("stormline.web")

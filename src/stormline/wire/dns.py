@@ -9,7 +9,8 @@ import ipaddress
 import struct
 from typing import Final, NamedTuple
 
-from stormline.core import limits, limits_names
+from stormline.core import limits_names
+from stormline.core import limits_platform as limits
 from stormline.core.errors import RemoteProtocolError
 
 

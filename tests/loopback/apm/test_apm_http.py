@@ -14,7 +14,8 @@ from stormline.apm.ingest import Ingest
 from stormline.apm.rows import Row
 from stormline.apm.service import ApmService
 from stormline.apm.store import Store
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.core.values import Secret
 from stormline.net.clock import SystemClock
 from stormline.telemetry import report

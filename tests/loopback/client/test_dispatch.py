@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import stormline
 from stormline.client.store import Store
-from stormline.core import limits
+from stormline.core import limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.values import Address
 from stormline.net.clock import SystemClock
@@ -82,7 +82,7 @@ class TestOutage:
             assert (await client.post(URL, content=b"x")).text == "x"
 
     async def test_mute_first_address_costs_one_try(self, world, monkeypatch):
-        monkeypatch.setattr(limits, "DISPATCH_TRY_S", 0.3)
+        monkeypatch.setattr(limits_platform, "DISPATCH_TRY_S", 0.3)
         here = await world(answering())
 
         async def mute(request, writer):

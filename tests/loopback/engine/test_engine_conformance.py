@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.engine.port import Change, Engine, Handler, KeyValue, Message, Reply, error_reply, reply_error
 
 pytestmark = pytest.mark.loopback

@@ -8,7 +8,8 @@ import signal
 import nats
 import pytest
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.core.values import Secret
 from stormline.engine.nats import EngineConfig, connect
 from stormline.engine.port import Message, Reply

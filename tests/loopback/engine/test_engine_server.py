@@ -10,7 +10,8 @@ import nats.errors
 import nats.micro
 import pytest
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.core.values import Secret
 from stormline.engine import server as server_module
 from stormline.engine.nats import EngineConfig, connect

@@ -5,7 +5,7 @@ import base64
 
 import pytest
 
-from stormline.core import limits
+from stormline.core import limits, limits_platform
 from stormline.core.codes import Code
 from stormline.wire import events as e
 
@@ -177,7 +177,7 @@ class TestApi:
             ({"device": "d1", "body": 1, "unknown": 1}, 400, "bad-request"),
             ({"device": "d1", "body": 1, "app": "other"}, 404, "not-found"),
             ({"device": "d1", "body": "x" * limits.PUSH_BODY_BYTES_MAX}, 413, "too-large"),
-            ({"device": "d1", "body": "x" * limits.ADMIN_BODY_BYTES_MAX}, 413, "too-large"),
+            ({"device": "d1", "body": "x" * limits_platform.ADMIN_BODY_BYTES_MAX}, 413, "too-large"),
         ],
     )
     async def test_push_malformed_is_refused_with_the_reason(self, gateway, fields, status, code):

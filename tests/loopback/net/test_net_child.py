@@ -14,7 +14,8 @@ import psutil
 import pytest
 import uvloop
 
-from stormline.core import errors, limits
+from stormline.core import errors
+from stormline.core import limits_platform as limits
 from stormline.net.child import find_binary, start_child
 
 pytestmark = pytest.mark.loopback

@@ -1,0 +1,303 @@
+"""The bounds of the platform's roles; see `limits`."""
+
+from typing import Final
+
+from stormline.core.limits import CALL_BODY_BYTES_MAX, CALL_HEADER_BYTES_MAX
+
+# -- HTTP served by the roles -----------------------------------------------------------------------------------------
+HTTP_KEEP_ALIVE_S: Final = 30.0
+"""Idle time after which a kept-alive HTTP connection is closed."""
+HTTP_DRAIN_S: Final = 2.0
+"""How long a stopping role waits for HTTP requests in flight; well inside the 5 s a platform has to end."""
+HTTP_CONNECTIONS_MAX: Final = 4096
+"""Connections and requests in progress of one HTTP server; beyond it the answer is 503. A fifth of the descriptors."""
+
+# -- settings and the platform's processes ----------------------------------------------------------------------------
+CONFIG_FILE_BYTES_MAX: Final = 256 * 1024
+"""A settings file; more is not a settings file."""
+PLATFORM_FILE_BYTES_MAX: Final = 64 * 1024
+"""A small file the platform itself wrote into its state folder (lock, keys, run files)."""
+ROLE_START_TIMEOUT_S: Final = 45.0
+"""From starting a role's process to its first true answer. The store takes seconds to load on a loaded two-core
+machine; a role that needs longer than this does not come."""
+ROLE_STOP_TIMEOUT_S: Final = 3.5
+"""From SIGTERM to SIGKILL: longer than `HTTP_DRAIN_S`, and inside the 5 s in which a platform has ended."""
+ROLE_RESTART_PAUSE_S: Final = 0.25
+"""Pause before a role that died is started again; doubles with each death in a row."""
+ROLE_RESTART_PAUSE_MAX_S: Final = 8.0
+"""Longest such pause."""
+ROLE_RESTARTS_MAX: Final = 5
+"""Deaths of one role within `ROLE_RESTARTS_WINDOW_S` after which the platform gives up: a role that cannot live needs
+a person, and a platform that looks up but is not misleads."""
+ROLE_RESTARTS_WINDOW_S: Final = 60.0
+"""The window in which restarts are counted."""
+LOG_TAIL_BYTES_MAX: Final = 16 * 1024
+"""How much of a log's end is read to find the reason of a death."""
+FREE_PORT_TRIES_MAX: Final = 50
+"""Ports tried to find a free one; with half the range taken, all fail once in 10^15."""
+LOCK_TRIES_MAX: Final = 5
+"""Tries for the lock of a state folder: `stormline status` holds it for microseconds to look."""
+LOCK_PAUSE_S: Final = 0.02
+"""Pause between two such tries."""
+
+# -- reports, the analytics store and its readers ---------------------------------------------------------------------
+REPORT_BODY_TIMEOUT_S: Final = 30.0
+"""From a report's head to its whole body: 1 MiB at 300 kbit/s. Slower devices send smaller batches."""
+REPORT_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Report bodies held in memory at once, over all connections; beyond it 503."""
+REPORT_DISCARD_BYTES_MAX: Final = 4 * 1024 * 1024
+"""How much of a refused body is read and thrown away, so that the sender gets the answer and not a reset."""
+REPORT_DISCARD_S: Final = 2.0
+"""How long that may take."""
+REPORT_HOST_CHARS_MAX: Final = 253
+"""The longest DNS name (RFC 1035 section 2.3.4), as text."""
+REPORT_PATH_CHARS_MAX: Final = 1024
+"""A path in a call record; longer is no path a person groups by."""
+REPORT_TEXT_CHARS_MAX: Final = 128
+"""Any other text of a call record."""
+REPORT_ATTEMPTS_MAX: Final = 32
+"""Attempts of one call; no policy makes that many within a deadline."""
+REPORT_DURATION_MS_MAX: Final = 24 * 3_600_000.0
+"""The longest duration believed; a call's longest deadline is an hour."""
+REPORT_LATE_S: Final = 24 * 3600.0
+"""A start that lies further back than this when the report arrives counts as a wrong device clock."""
+REPORT_EARLY_S: Final = 300.0
+"""A start that lies further ahead than this counts as a wrong device clock; smaller steps are ordinary drift."""
+REPORT_WALL_MS_MAX: Final = 4_102_444_800_000
+"""2100-01-01 UTC; a start beyond it, or before 1970, is not a time but damage."""
+INGEST_ROWS_MAX: Final = 20_000
+"""Rows that wait for the store: 40 full reports, some 40 MB, 0.5 s of inserts; beyond it 503."""
+INGEST_COMMIT_ROWS_MAX: Final = 5_000
+"""Rows in one insert: 20 ms of work, so one slow commit does not hold the next for long."""
+INGEST_RETRY_AFTER_S: Final = 2.0
+"""What a reporter refused for want of room is told to wait: the queue empties in a quarter of it."""
+INGEST_RECENT_CALLS_MAX: Final = 50_000
+"""Stored calls remembered so that a report sent again (its answer was lost) is not counted twice; some 15 MB."""
+STORE_DAYS: Final = 14
+"""Days a call stays in the store: two weeks, to compare with the same weekday."""
+STORE_READERS: Final = 2
+"""Threads that answer questions to the store; its queries use several cores themselves."""
+STORE_READS_MAX: Final = 16
+"""Questions running or waiting for a reader; beyond it 503."""
+STORE_QUERY_S: Final = 5.0
+"""The longest a question may run in the store."""
+STORE_QUERY_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Memory one question may use in the store."""
+STORE_CLOSE_S: Final = 1.5
+"""How long a closing store waits for its threads before it leaves them to the end of the process."""
+APM_HEALTH_S: Final = 1.0
+"""How long 'the store answers' is believed before it is asked again."""
+APM_WINDOW_S_MAX: Final = 7 * 24 * 3600
+"""The longest window one question may cover; what is older is for exploring with SQL."""
+APM_HOSTS_MAX: Final = 200
+"""Hosts in one answer, those with most calls first; `total` counts all."""
+APM_FAILURE_KINDS_MAX: Final = 12
+"""Kinds of failure named per host; the rest is summed as `other`."""
+APM_CALLS_MAX: Final = 500
+"""Calls in one answer."""
+APM_SERIES_POINTS_MAX: Final = 360
+"""Points of one series; more than a sparkline has pixels."""
+APM_SERIES_HOSTS_MAX: Final = 50
+"""Hosts with a series of their own in one answer."""
+
+# -- console ----------------------------------------------------------------------------------------------------------
+CONSOLE_APM_TIMEOUT_S: Final = 6.0
+"""Wait for one answer of the APM: a little longer than its own `STORE_QUERY_S`."""
+CONSOLE_CACHE_S: Final = 1.0
+"""Age to which one answer of the APM serves every open page: many viewers cost the store no more than one."""
+CONSOLE_CACHED_MAX: Final = 64
+"""Different answers kept; the pages ask for a handful."""
+
+# -- dispatch ---------------------------------------------------------------------------------------------------------
+HOST_CHARS_MAX: Final = 253
+"""A host name without the root's dot (RFC 1035 section 2.3.4: 255 octets on the wire)."""
+PLAN_REQUEST_BYTES_MAX: Final = 64 * 1024
+"""The body of a question: `PLAN_HOSTS_MAX` names of `HOST_CHARS_MAX` and room; more is answered with 413 unread."""
+DISPATCH_SMALL_BODY_BYTES_MAX: Final = 4 * 1024
+"""The body that asks for a device or a token: three short names."""
+REQUEST_BODY_TIMEOUT_S: Final = 10.0
+"""From a request's head to the end of its body, absolute: bytes that dribble in do not extend it."""
+PLAN_REFRESH_S: Final = 30.0
+"""How long signed bytes are given out again. They lose at most this much of `PLAN_LIFE_S`, and the time hint in
+them stays well inside `CLOCK_SKEW_S`."""
+PLAN_CACHE_ENTRIES_MAX: Final = 4096
+"""Signed answers kept: apps times the host sets their versions ask for, with much room."""
+PLAN_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Their text together; whoever asks for ever new host sets pushes out answers but fills no memory."""
+RULES_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A rule set as JSON: tens of thousands of hosts."""
+RULES_NAMES_MAX: Final = 100
+"""Endpoints of one host, or names of switched-off means, in a rule set: an answer stays far below `PLAN_BYTES_MAX`."""
+ENROL_BURST: Final = 120
+"""Devices one address may enrol at once: a carrier's NAT or a workshop brings many in the same minute."""
+ENROL_RATE_PER_S: Final = 2.0
+"""Devices one address may enrol in the long run; each costs a signature, about 50 us."""
+ENROL_ADDRESSES_MAX: Final = 16384
+"""Addresses whose rate is remembered, about 150 bytes each; the one silent for longest is forgotten first."""
+ADMIN_KEY_CHARS_MIN: Final = 16
+"""Shortest admin key: nothing here slows guessing down, so its length must."""
+ADMIN_TOKEN_LIFE_MAX_S: Final = 30 * 24 * 3600.0
+"""Longest life an operator can give a device token: there is no revocation yet but waiting."""
+ADMIN_TIMEOUT_S: Final = 10.0
+"""A command's wait for one answer of the platform's admin APIs; a person waits for it."""
+
+# -- the distributed engine -------------------------------------------------------------------------------------------
+ENGINE_MESSAGE_BYTES_MAX: Final = CALL_BODY_BYTES_MAX + 2 * CALL_HEADER_BYTES_MAX
+"""Headers and data of one engine message: the largest gathered call with its headers, and ours beside them."""
+ENGINE_SUBJECT_CHARS_MAX: Final = 1024
+"""A subject or queue name. Room for several base32 names; subject, inbox and sizes fit the server's 4 KiB line."""
+ENGINE_HANDLERS_MAX: Final = 256
+"""Handlers of one served subject running at once; beyond it the caller is told 'overloaded', not left to wait."""
+ENGINE_QUEUE_MESSAGES_MAX: Final = 8192
+"""One-way messages waiting for one subscription's handler; newer ones are dropped, counted and logged."""
+ENGINE_QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Their bytes together."""
+ENGINE_REQUESTS_MAX: Final = 16384
+"""Requests of one process awaiting their answers; 64 full connections' worth of calls, some 20 MB of bookkeeping."""
+ENGINE_OUT_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Bytes waiting to leave for the engine; beyond it a send waits, then fails. Four of the largest messages."""
+ENGINE_OUT_WAIT_S: Final = 2.0
+"""How long a send waits for room in that buffer: a server on loopback or in the same rack that takes nothing for two
+seconds is in trouble."""
+ENGINE_CONNECT_TIMEOUT_S: Final = 5
+"""One attempt to connect to the engine, greeting and subscriptions included."""
+ENGINE_WAIT_S: Final = 10.0
+"""How long a role waits at its start for an engine that is starting beside it."""
+ENGINE_PING_S: Final = 5
+"""Silence after which the engine is pinged; `ENGINE_PINGS_MAX` unanswered ones and the connection counts as lost."""
+ENGINE_PINGS_MAX: Final = 2
+"""Pings without an answer that are borne."""
+ENGINE_LOOK_S: Final = 0.2
+"""How often the keeper looks whether the connection still stands, beside being told."""
+ENGINE_RECONNECT_PAUSE_S: Final = 0.05
+"""Pause before the first reconnection; doubles with each failure, each time drawn from half to whole."""
+ENGINE_RECONNECT_PAUSE_MAX_S: Final = 2.0
+"""Longest such pause: a restarted engine is found again within it, and a thousand roles are 1,000 attempts a second."""
+ENGINE_KV_TIMEOUT_S: Final = 5.0
+"""One read or write of a key; a durable write takes 0.6 ms here, a cluster's election about 4 s."""
+ENGINE_KV_TTL_MIN_S: Final = 1.0
+"""Shortest life of keys in a bucket: what the server can mark as expired."""
+ENGINE_DELETED_KEY_LIFE_S: Final = 3600
+"""How long the mark of a deleted key is kept, so that deleting does not fill a bucket."""
+ENGINE_WATCH_QUEUE_MAX: Final = 1024
+"""Changes waiting for one watcher; beyond it the server is held back."""
+ENGINE_WATCH_HEARTBEAT_S: Final = 5
+"""A watch hears from the server at least this often; after three silent ones it starts anew."""
+ENGINE_WATCH_IDLE_S: Final = 60
+"""When the server forgets a watch whose reader went away."""
+ENGINE_DRAIN_S: Final = 1.0
+"""How long a closing engine lets running handlers finish."""
+ENGINE_CONNECTIONS_MAX: Final = 4096
+"""Connections the embedded server takes; roles and business services use one or two each."""
+ENGINE_STORE_BYTES_MAX: Final = 8 * 1024 * 1024 * 1024
+"""Disk the embedded server may use."""
+ENGINE_MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Memory its non-persistent buckets may use: more than a million keys at 400 bytes."""
+ENGINE_START_TIMEOUT_S: Final = 20.0
+"""From starting the embedded server to its first answer; recovery of a full store reads it once."""
+ENGINE_STOP_S: Final = 3.0
+"""From SIGTERM to SIGKILL of the embedded server, inside the time a role has to stop."""
+CHILD_LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A child's log file is put aside (one old one kept) when it is larger than this at a start."""
+
+# -- the demo shop ----------------------------------------------------------------------------------------------------
+DEMO_ORDERS_MAX: Final = 100_000
+"""Orders (and idempotency keys) the demo shop remembers; the oldest go first."""
+DEMO_ORDERS_LISTED_MAX: Final = 100
+"""Newest orders one GET lists."""
+DEMO_BODY_BYTES_MAX: Final = 64 * 1024
+"""Body of one order."""
+DEMO_SLOW_S_MAX: Final = 60.0
+"""The longest `/slow` waits."""
+DEMO_IMAGES_CACHED_MAX: Final = 32
+"""Demo images kept in memory: at most 13 MB."""
+
+# -- gateway ----------------------------------------------------------------------------------------------------------
+TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""From accept to a finished TLS handshake: three round trips with losses on the worst networks we serve."""
+SESSIONS_MAX: Final = 18_000
+"""Connections of one gateway process; the rest of its 20,000 descriptors is for upstreams, engine and admin API."""
+GATEWAY_BACKLOG: Final = 4096
+"""Connections the kernel may finish before we accept them: a region that reconnects at once."""
+GATEWAY_CALLS_MAX: Final = 20_000
+"""Calls in progress in one gateway process; beyond it CALL_UNAVAILABLE. Some 100 MB of tasks and buffers."""
+SEND_UNSENT_BYTES: Final = 32 * 1024
+"""Bytes the kernel may hold of one session that are not even sent yet (TCP_NOTSENT_LOWAT): what is urgent waits behind
+no more than this, and a slow reader costs no more."""
+SEND_BUFFER_BYTES: Final = 32 * 1024
+"""Bytes waiting in our process above which a session's senders pause."""
+SESSION_BACKLOG_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes waiting for one session above which it is dropped as OVERLOADED. Senders pause long before; all pushes that may
+be unacknowledged (2 MiB) and a FAIL for every call fit."""
+STALL_TIMEOUT_S: Final = 120.0
+"""How long a session may take nothing of what we send before it is dropped: twice what 64 KiB need on GPRS."""
+CALL_DEADLINE_GRACE_S: Final = 0.5
+"""How long after the deadline the session itself ends a call: the gate knows better what became of the work, so it is
+given the time to say so."""
+ENGINE_FIRST_WAIT_S: Final = 1.0
+"""How long a starting gateway waits for the engine before it serves without: one that runs answers in milliseconds."""
+DRAIN_S: Final = 1.0
+"""How long a stopping gateway waits after GOAWAY for calls to end, inside `ROLE_STOP_TIMEOUT_S`."""
+CALL_RETRY_AFTER_S: Final = 1.0
+"""What a caller is told to wait where something we depend on is away for the moment."""
+
+# -- application gateways ---------------------------------------------------------------------------------------------
+UPSTREAM_CONNECTIONS_MAX: Final = 1024
+"""Connections of one gateway to all its API upstreams; what `SESSIONS_MAX` leaves of the descriptors."""
+UPSTREAM_CONNECTIONS_PER_ORIGIN_MAX: Final = 256
+"""Connections to one of them: one slow upstream cannot take those of all."""
+RPC_GATHERED_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bodies of RPC calls gathered in one process at once; beyond it CALL_UNAVAILABLE."""
+DIRECTORY_LEASE_S: Final = 180.0
+"""Life of a directory entry: what a node that died leaves behind disappears after it."""
+DIRECTORY_REFRESH_S: Final = 60.0
+"""Age at which a live session's entry is written again: three chances within a lease."""
+DIRECTORY_TICK_S: Final = 1.0
+"""How often a node looks whether its entries are due, and whether the engine still has them."""
+DIRECTORY_WRITES_MAX: Final = 32
+"""Directory writes under way from one node: announcing 18,000 sessions again takes seconds, and is no burst to the
+engine."""
+DIRECTORY_TAKEOVER_TRIES_MAX: Final = 8
+"""Tries to win an entry against others that write it at the same moment, then again at the next tick."""
+DIRECTORY_FLUSH_S: Final = 0.3
+"""How long a stopping node tries to remove its entries; what remains ends with its lease."""
+DIRECTORY_REMOVALS_MAX: Final = 50_000
+"""Ended sessions whose entries wait to be removed while the engine is away; beyond it their leases end them."""
+PUSH_ID_CHARS_MAX: Final = 128
+"""A push's own id; a UUID or ULID has 36 or 26."""
+PUSH_TTL_S: Final = 60.0
+"""Life of a push whose sender names none: it is not stored, so it only has to survive the way to the device."""
+PUSH_TTL_MAX_S: Final = 30 * 24 * 3600.0
+"""The longest life a sender can ask for."""
+PUSH_RECENT_MAX: Final = 20_000
+"""Pushes a node remembers, so that one sent twice with the same id reaches the device once; some 10 MB."""
+PUSH_REQUEST_MARGIN_S: Final = 1.0
+"""How much longer than a device's acknowledgement the answer of its node is awaited."""
+
+# -- the gateway's business API ---------------------------------------------------------------------------------------
+ADMIN_BODY_BYTES_MAX: Final = 256 * 1024
+"""A request to the business API: the largest push in base64 inside JSON, with room."""
+ADMIN_BODY_TIMEOUT_S: Final = 10.0
+"""From such a request's head to its whole body."""
+ADMIN_SESSIONS_LISTED_MAX: Final = 1000
+"""Sessions in one answer; the count is always whole."""
+DISPATCH_TRY_S: Final = 2.0
+"""One question to one address of dispatch, connection included; below PLAN_WAIT_S so that a second can be asked."""
+ROLE_POLL_S: Final = 0.02
+"""Pause between two looks for a starting role's run file."""
+REPORT_ANSWER_BYTES_MAX: Final = 16 * 1024
+"""The APM's answer to a report: a short JSON."""
+ENGINE_GRACE_S: Final = 1.0
+"""What the embedded engine gets to end after all roles have ended, so that both fit into the 5 s of a platform. It
+syncs each write before it acknowledges it: a kill loses nothing that was promised."""
+PUSH_IDS_REMEMBERED: Final = 1024
+"""Ids of pushes a device remembers, so that one sent again after a lost acknowledgement is not shown twice."""
+HEALTHY_TIMEOUT_S: Final = 10.0
+"""From every part's first answer to every part being well: a gateway tries for the engine every few seconds."""
+HEALTHY_PAUSE_S: Final = 0.1
+"""Pause between two looks at the parts' health while a platform starts."""
+
+REQUEST_HEAD_BYTES_MAX: Final = 32 * 1024
+"""Request line and headers of one HTTP request; beyond it 431."""
+REQUEST_HEAD_TIMEOUT_S: Final = 10.0
+"""From the start of a connection, or of a later request, to the end of its head; beyond it 408."""
