@@ -126,10 +126,18 @@ def _bounds(module: ModuleType) -> list[str]:
 
 def limits_page() -> str:
     """Give every bound there is: those of the product, then those of laboratory and simulator."""
-    from stormline.core import limits, limits_lab, limits_means, limits_memory, limits_names, limits_platform
+    from stormline.core import (
+        limits,
+        limits_lab,
+        limits_level,
+        limits_means,
+        limits_memory,
+        limits_names,
+        limits_platform,
+    )  # fmt: skip
 
     about = inspect.cleandoc(limits.__doc__ or "")
-    modules = (limits, limits_names, limits_means, limits_memory, limits_platform, limits_lab)
+    modules = (limits, limits_names, limits_level, limits_means, limits_memory, limits_platform, limits_lab)
     return _page("Limits", "src/stormline/core/limits.py", about, *(line for each in modules for line in _bounds(each)))
 
 

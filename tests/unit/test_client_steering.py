@@ -25,7 +25,7 @@ class Always:
 class Call:
     queued = False
     bytes_down = -1
-    asked_at = None
+    asked_at = first_byte_s = None
     shape = RequestShape(host="a.test")
 
     def __init__(self, *, key):

@@ -361,3 +361,15 @@ def test_twenty_thousand_hosts_cost_less_than_a_kilobyte_each():
         tracemalloc.stop()
     assert policy.plan(RequestShape(host="host7.example.com"), WIFI, 9000.0).first_packet_s < 5.0
     assert (after - before) / hosts < 1024
+
+
+def test_level_of_the_network_adds_patience_and_never_takes_any():
+    policy, network = TimeoutPolicy(), Network("n", "cell")
+    policy.observe_rtt(network, "a", 0.6, 0.0)
+    shape = RequestShape(host="a", answer_bytes=1024)
+    usual = policy.plan(shape, network, 0.0)
+    for patience in (0.0, 0.5, 1.0, float("nan"), 1e9):
+        assert policy.plan(shape, network, 0.0, patience=patience) == usual
+    more = policy.plan(shape, network, 0.0, patience=2.0)
+    assert more.first_packet_s > usual.first_packet_s
+    assert more.connect_s >= usual.connect_s

@@ -20,12 +20,15 @@ def add_to(app: typer.Typer) -> None:
 
 def _benches() -> dict[str, Callable[[], "list[Row]"]]:
     from stormline.bench import client
+    from stormline.cli import levels
 
-    return {"client": client.run}
+    return {"client": client.run, "levels": levels.run}
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="client; 'all' runs every one there is.")] = "all",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="client or levels; 'all' runs every one there is.")
+    ] = "all",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for NAME.json.")] = Path("bench/results"),
     json: output.JsonFlag = False,
 ) -> None:

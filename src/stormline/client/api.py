@@ -20,6 +20,7 @@ from stormline.core import errors
 from stormline.core.phase import Phase
 from stormline.core.values import Secret
 from stormline.policy.activity import Activity
+from stormline.policy.level import Quality
 from stormline.wire.bundle import Bundle
 
 
@@ -90,6 +91,11 @@ class AsyncClient(httpx2.AsyncClient):
         """What the client has cost so far: bytes, connections, wake-ups, hedges."""
         return self._storm.costs
 
+    @property
+    def quality(self) -> Quality:
+        """How good the network is; see `AsyncTransport.quality`."""
+        return self._storm.quality
+
     def channel(self) -> Channel:
         """Give the duplex channel of this client: calls both ways and pushes.
 
@@ -152,6 +158,11 @@ class Client(httpx2.Client):
     def costs(self) -> Costs:
         """What the client has cost so far: bytes, connections, wake-ups, hedges."""
         return self._storm.costs
+
+    @property
+    def quality(self) -> Quality:
+        """How good the network is; see `AsyncTransport.quality`."""
+        return self._storm.quality
 
 
 def with_proxy(config: Config, options: dict[str, Any]) -> Config:

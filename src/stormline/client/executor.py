@@ -133,6 +133,8 @@ class Executor:
             Exception: of the source of the request's body.
         """
         run = Run(request, RequestBody(request.body, trace.handed_down), shape, call_limits, trace)
+        if (weak := self._steering.sensing.weak()) is not None:
+            trace.note(f"the network is {weak.level}: {weak.evidence}")
         good = False
         try:
             if call_limits.wait_network_s:
@@ -273,6 +275,7 @@ class Executor:
         if pause_s > 0.0:
             run.trace.enter(Phase.QUEUED)
             run.trace.note(f"pause {pause_s:.3g} s")
+            run.asked_at = None  # nothing is owed meanwhile
             self.admission.leave(run)
             await asyncio.sleep(pause_s)
         return await self.admission.back(run)
@@ -622,6 +625,7 @@ class Executor:
         except errors.TransportError as error:
             raise self._judged(lane, error) from error
         carrier = _H2 if response.http_version == "HTTP/2" else _H1
+        self._steering.sensing.heard(self._loop.time())
         if lane.asked_at is not None:
             run.first_byte_s = self._loop.time() - lane.asked_at
         return Reply(
@@ -637,11 +641,13 @@ class Executor:
 
     def _learn(self, run: Run, reply: Reply, *, body_s: float, answer_bytes: int | None) -> None:
         """Learn from an answer that came whole: from some in a second of each host."""
-        peer = None if reply.held is None else reply.held.peer
-        if peer is None or not self._steering.samples(run.request.host):
+        held = reply.held
+        peer = None if held is None else held.peer
+        if held is None or peer is None or not self._steering.samples(run.request.host):
             return
         self._steering.answered(
             run,
+            held,
             peer,
             first_byte_s=run.first_byte_s,
             body_s=body_s,

@@ -445,6 +445,7 @@ class Runtime:
         self._sessions.clear()
         if self.names is not None:
             self.names.network_changed()
+        self.steering.sensing.changed()
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
                 pool.leave(gone)

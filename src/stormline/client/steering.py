@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from stormline.client.sensing import Sensing
 from stormline.core import limits
 from stormline.core.clock import Rng
 from stormline.core.values import Address
@@ -20,6 +21,7 @@ from stormline.policy import strategy as strategies
 from stormline.policy.addresses import AddressBook, AddressOutcome, Candidate, Verdict
 from stormline.policy.budget import RetryBudget, RetryVerdict
 from stormline.policy.hedge import HedgePolicy
+from stormline.policy.level import BEHAVIOUR, Quality
 from stormline.policy.quality import State
 from stormline.policy.shape import Network, Pattern, Queue, RequestShape, server_timing_s
 from stormline.policy.snapshot import NetworkRecord
@@ -43,6 +45,7 @@ class Call(Protocol):
         shape: what it looks like.
         bytes_down: of its answer, as far as they are still to come; -1 where nobody knows.
         asked_at: the loop's time when its request had left; None before, and once the answer began.
+        first_byte_s: from then to the head of an answer; None where none came yet.
         queued: others were under way when it began.
         key: it matters more than others: nothing is tried out while it is under way.
     """
@@ -51,6 +54,7 @@ class Call(Protocol):
     key: bool
     bytes_down: int
     asked_at: float | None
+    first_byte_s: float | None
 
     @property
     def shape(self) -> RequestShape:
@@ -66,6 +70,7 @@ class Steering:
         timeouts: how long things may take.
         addresses: which addresses of a host to use.
         budget: how much may be repeated.
+        sensing: how good the network is.
         hedges: when a second request beside a late one is worth its bytes.
         strategy: which protocol to speak to whom, and when to try something else than the best.
         recalls: gives what was kept of a network between starts, None where nothing was; asked once for each network.
@@ -93,6 +98,12 @@ class Steering:
         self._heard_at = -math.inf
         self.network = network
         self.timeouts = TimeoutPolicy()
+        self.sensing = Sensing(
+            lambda: self.network.id,
+            self._calls,
+            self.timeouts.server_s,
+            lambda host: self.timeouts.rtt_s(self.network, host, 0.0),
+        )
         self.addresses = AddressBook()
         self.budget = RetryBudget()
         self.hedges = HedgePolicy()
@@ -176,12 +187,14 @@ class Steering:
 
     def pace(self, host: str) -> Pace:
         """Give the patience of one dial."""
-        limits_of = self.timeouts.plan(RequestShape(host=host), self.network, self._loop.time())
+        asks = BEHAVIOUR[self.sensing.carries()]
+        limits_of = self.timeouts.plan(RequestShape(host=host), self.network, self._loop.time(), patience=asks.patience)
         usual_s = self.timeouts.rtt_s(self.network, host, 0.9)
+        self.sensing.dialling(host)
         if usual_s is None or limits_of is None:
             return Pace()
         return Pace(
-            stagger_s=min(max(limits.CONNECT_STAGGER_S_MIN, 1.5 * usual_s), limits.CONNECT_STAGGER_S_MAX),
+            stagger_s=min(max(asks.stagger_s, 1.5 * usual_s), limits.CONNECT_STAGGER_S_MAX),
             repeat_s=max(limits.DIAL_REPEAT_S, 4.0 * usual_s),
             connect_s=limits_of.connect_s,
             tls_s=limits_of.tls_s,
@@ -192,12 +205,15 @@ class Steering:
         now = self._loop.time()
         self._heard_at = now
         self.strategy.touch(self.network.id, host, now)
-        if connect_s < _SYN_RETRY_S:
-            self.timeouts.observe_rtt(self.network, host, connect_s, now)
+        rtt_s = connect_s if connect_s < _SYN_RETRY_S else None
+        self.sensing.dialled(host, rtt_s, connect_s + (tls_s or 0.0))
+        if rtt_s is not None:
+            self.timeouts.observe_rtt(self.network, host, rtt_s, now)
         self._judge(host, address, Verdict.WORKED, connect_s=connect_s + (tls_s or 0.0))
 
     def failed(self, host: str, address: Address, *, tried_s: float) -> None:
         """An address failed."""
+        self.sensing.dial_failed(host, tried_s)
         self._judge(host, address, Verdict.FAILED, tried_s=tried_s)
 
     def outrun(self, host: str, address: Address) -> None:
@@ -220,6 +236,11 @@ class Steering:
     def heard(self) -> None:
         """Something came over the network."""
         self._heard_at = self._loop.time()
+        self.sensing.heard(self._heard_at)
+
+    def quality(self) -> Quality:
+        """Give the quality of the network at this moment."""
+        return self.sensing.quality()
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def enter(self, call: Call, host: str) -> None:
@@ -227,6 +248,7 @@ class Steering:
         self.enter_network()
         call.queued = bool(self._calls)
         self._calls[call] = None
+        self.sensing.entered(call)
         self.budget.observe_request(host, self._loop.time())
 
     def busy(self) -> bool:
@@ -235,6 +257,7 @@ class Steering:
 
     def leave(self, call: Call) -> None:
         """A call is over, its answer's body with it."""
+        self.sensing.left(call)
         self._calls.pop(call, None)
 
     def plan(self, call: Call, *, ends_at: float, attempt: int, attempts: int) -> Timeouts | None:
@@ -247,6 +270,7 @@ class Steering:
             attempt=attempt,
             attempts=attempts,
             queue=self._queue(call),
+            patience=BEHAVIOUR[self.sensing.carries()].patience,
         )
 
     def look(
@@ -273,6 +297,7 @@ class Steering:
         """
         now = self._loop.time()
         info = held.tcp_info()
+        self.sensing.looked(call, held, info)
         queue = self._queue(call)
         up, down = self.timeouts.bytes_per_s(self.network, now)
         known = [rate for rate in (up, down) if rate is not None]
@@ -421,6 +446,7 @@ class Steering:
     def samples(self, host: str) -> bool:
         """Say whether an answer of `host` that came now should be learned from: some in a second are enough."""
         now = self._heard_at = self._loop.time()
+        self.sensing.heard(now)
         if now < self._sampled_at.get(host, -math.inf) + limits.SAMPLE_PAUSE_S:
             return False
         if len(self._sampled_at) >= limits.TIMEOUT_HOSTS_MAX:
@@ -431,6 +457,7 @@ class Steering:
     def answered(
         self,
         call: Call,
+        held: "Held",
         peer: Address,
         *,
         first_byte_s: float | None,
@@ -444,9 +471,10 @@ class Steering:
         now = self._loop.time()
         asked = call.shape
         network_id, host = self.network.id, asked.host
-        held = asked.pattern in (Pattern.LONG_POLL, Pattern.STREAM)
-        pace_s = None if held or call.queued else first_byte_s
+        holds = asked.pattern in (Pattern.LONG_POLL, Pattern.STREAM)
+        pace_s = None if holds or call.queued else first_byte_s
         self.strategy.observe(network_id, host, protocol, now, worked=True, pace_s=pace_s, tls_port=tls_port)
+        server_s = None if server_timing is None else server_timing_s(server_timing.decode("latin-1"))
         self._judge(asked.host, peer, Verdict.WORKED)
         self.hedges.observe(
             self.network.id,
@@ -467,11 +495,20 @@ class Steering:
                 total_s=None if first_byte_s is None else first_byte_s + body_s,
                 request_bytes=asked.request_bytes,
                 answer_bytes=answer_bytes,
-                server_s=None if server_timing is None else server_timing_s(server_timing.decode("latin-1")),
+                server_s=server_s,
                 queued=call.queued,
-                held=held,
+                held=holds,
             ),
             now,
+        )
+        self.sensing.answered(
+            call,
+            held,
+            first_byte_s=first_byte_s,
+            body_s=body_s,
+            answer_bytes=answer_bytes,
+            server_s=server_s,
+            queued=call.queued,
         )
 
     def moved(self, size: int, seconds: float, host: str) -> None:

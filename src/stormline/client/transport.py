@@ -16,6 +16,7 @@ from stormline.client.outside import REAL, Outside
 from stormline.client.runtime import ForeignContext, Runtime
 from stormline.core import errors
 from stormline.policy.activity import Activity
+from stormline.policy.level import Quality
 
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport, BaseTransport
@@ -223,6 +224,17 @@ class AsyncTransport(AsyncBaseTransport):
         """
         return await self.runtime().resolve(host)
 
+    @property
+    def quality(self) -> Quality:
+        """How good the network is: level, for how long it has held, confidence, and what speaks for it in words.
+
+        Costs no packet: it follows from the requests that are made anyway, so it is unknown before the first and a
+        minute after the last. To be asked for on the event loop the transport is used on.
+        """
+        if self._runtime is None or self._runtime.loop.is_closed():
+            return Quality()
+        return self._runtime.steering.quality()
+
     async def aclose(self) -> None:
         """Send what telemetry is left, and close every connection.
 
@@ -321,6 +333,14 @@ class Transport(BaseTransport):
     def costs(self) -> Costs:
         """What it has cost so far; see `AsyncTransport.costs`."""
         return self._inner.costs
+
+    @property
+    def quality(self) -> Quality:
+        """How good the network is; see `AsyncTransport.quality`. Any thread may ask."""
+        return BACKGROUND.run(self._judged()) if self._inner.used else Quality()
+
+    async def _judged(self) -> Quality:
+        return self._inner.quality
 
     def close(self) -> None:
         """Send what telemetry is left, and close every connection."""

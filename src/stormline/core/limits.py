@@ -522,11 +522,6 @@ STALL_PROVE_S: Final = 0.4
 """Least wait for the first answer of a connection before the host's other addresses are asked beside it: a server that
 needs longer for its first answer costs one handshake and one request more, once; one that never answers costs whoever
 comes meanwhile as much."""
-STALL_SPARE_BYTES_PER_S: Final = 32 * 1024.0
-"""Measured rate from which a second connection costs nobody an answer: a TLS handshake (about 4 KB each way) takes an
-eighth of a second. EDGE and a UMTS dead spot (5 to 100 kbit/s) lie below."""
-STALL_SPARE_RTT_S: Final = 0.4
-"""Where no rate is known: round trips (median) up to which the link counts as quick."""
 STALL_SPARE_QUEUE_S: Final = 1.0
 """More than this queued ahead, and a second connection would only wait behind it."""
 STALL_PROBE_S: Final = 1.0

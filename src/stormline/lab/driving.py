@@ -67,6 +67,8 @@ class Driver:
         self.client = client
         self.lines: list[Mapping[str, Any]] = []
         """What it told of its requests."""
+        self.levels: list[tuple[float, str]] = []
+        """What it took the network for: (second, level) whenever that changed; empty where it does not tell."""
         self.end: Mapping[str, Any] | None = None
         """Its last line; None where it ended early."""
         self._on_line = on_line
@@ -189,6 +191,8 @@ class Driver:
                     self._ready.set()
                 elif "done" in line:
                     self.end = line
+                elif "level" in line:
+                    self.levels.append((float(line["at_s"]), str(line["level"])))
                 elif "id" in line:
                     self.lines.append(line)
                     self._on_line(line)

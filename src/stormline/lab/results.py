@@ -121,6 +121,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of the client's process from begin to end."""
     examples: dict[str, str] = {}
     """For each kind of failure the words most of them came with."""
+    levels: list[tuple[float, str]] = []
+    """What the client took the network for: (second, level) whenever that changed; empty where it does not tell."""
+    level_near_pct: float | None = None
+    """Share of the time in which that was within one step of the truth (`levels.Score.near_pct`)."""
+    level_prompt_pct: float | None = None
+    """The same, where a level may be some seconds late (`levels.Score.prompt_pct`)."""
+    level_missed: int = 0
+    """Changes of two steps that it did not see in time."""
     outcomes: list[Outcome] = []
     events: list[Fault] = []
 
@@ -230,7 +238,7 @@ def data(result: Result, *, whole: bool = True) -> dict[str, Any]:
     """Give a result as plain data for JSON; without single requests and faults where not `whole`."""
     plain: dict[str, Any] = msgspec.to_builtins(result)
     if not whole:
-        del plain["outcomes"], plain["events"]
+        del plain["outcomes"], plain["events"], plain["levels"]
     return plain
 
 

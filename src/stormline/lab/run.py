@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from stormline.core import errors, limits_lab
 from stormline.core.clock import Clock
-from stormline.lab import ablation, clients, profiles, results, workload
+from stormline.lab import ablation, clients, levels, profiles, results, workload
 from stormline.lab.driving import Driver
 from stormline.lab.results import Result, RunKey
 from stormline.lab.stage import Stage, StageReport
 from stormline.net.clock import SystemClock
+from stormline.policy.level import Level
 
 STANDARD_DURATION_S: Final = 40.0
 """Of each run of the standard set: long enough for the longest blackout and what comes after it, and short enough for
@@ -258,7 +261,7 @@ class _Run:
         report = self._stage.finish()
         self.close()
         last = self.driver.end or {}
-        return results.summarise(
+        result = results.summarise(
             self.key,
             results.outcomes(self._schedule, self.driver.lines),
             _traffic(report),
@@ -274,6 +277,23 @@ class _Run:
             cpu_s=last.get("cpu_s", 0.0),
             no_effect=self._no_effect,
             told=results.examples(self.driver.lines),
+        )
+        return self._with_levels(result)
+
+    def _with_levels(self, result: Result) -> Result:
+        """Add what the client took the network for, and how near it was."""
+        if not self.driver.levels:
+            return result
+        key = self.key
+        course = levels.course_of(profiles.get(key.profile), key.seed, key.duration_s)
+        told = [(at_s, Level(level)) for at_s, level in self.driver.levels]
+        found = levels.score(told, course, key.duration_s)
+        return msgspec.structs.replace(
+            result,
+            levels=self.driver.levels,
+            level_near_pct=round(found.near_pct, 2),
+            level_prompt_pct=round(found.prompt_pct, 2),
+            level_missed=found.missed,
         )
 
     def _fault(self, event: Mapping[str, Any]) -> results.Fault:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from stormline.core import limits
 from stormline.policy.estimate import sound
+from stormline.policy.level import spares_lane
 from stormline.policy.quality import State
 
 OVERDUE_RTTS: Final = 2.5
@@ -128,18 +129,16 @@ class Decision(NamedTuple):
 
 
 def has_room(link: Link) -> bool:
-    """Say whether a second connection would find room: a quick link with little under way.
+    """Say whether a second connection would find room: the link's level allows one, and little is under way.
 
-    Where neither rate nor round trip is known there is none: waiting is the safe side.
+    Judged by `link`'s numbers, which are what it carried at its worst lately, not by its level at this moment: a quick
+    moment of a wavering link is no room, and a connection that is stuck makes a good link look bad. Where neither rate
+    nor round trip is known there is none: waiting is the safe side.
     """
     rate, rtt = _rate(link.bytes_per_s), _seconds(link.rtt_s)
-    if link.state is State.BAD and rate is None:
+    if (link.state is State.BAD and rate is None) or not spares_lane(rtt, rate):
         return False
-    if rate is not None:
-        if rate < limits.STALL_SPARE_BYTES_PER_S:
-            return False
-        return (sound(link.queued_bytes, 2.0**53) or 0.0) / rate <= limits.STALL_SPARE_QUEUE_S
-    return rtt is not None and rtt <= limits.STALL_SPARE_RTT_S
+    return rate is None or (sound(link.queued_bytes, 2.0**53) or 0.0) / rate <= limits.STALL_SPARE_QUEUE_S
 
 
 def overdue(silence: Silence, link: Link) -> bool:

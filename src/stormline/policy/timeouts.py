@@ -53,6 +53,8 @@ COLD_RTT_S: Final = (0.3, 0.7)
 """Round trip reckoned with before one is measured: a far server; EDGE."""
 STATE_FACTOR: Final = {State.EXCELLENT: 1.0, State.EVALUATING: 1.5, State.BAD: 2.0}
 """Patience by state of the network."""
+PATIENCE_MAX: Final = 4.0
+"""More than this is no patience that a level asks for."""
 ATTEMPT_FACTORS: Final = (1.0, 1.5, 2.0)
 """Patience by attempt, the last for all later ones: first short, retries longer (iQiyi's article on success rates)."""
 QUEUED_S: Final = (0.3, 0.6)
@@ -222,6 +224,7 @@ class TimeoutPolicy:
         attempt: int = 1,
         attempts: int = 1,
         queue: Queue = NO_QUEUE,
+        patience: float = 1.0,
     ) -> Timeouts | None:
         """Give the limits of the attempt that begins now.
 
@@ -236,6 +239,7 @@ class TimeoutPolicy:
             attempt: 1 for the first.
             attempts: the most there may be in all, this one and earlier ones included.
             queue: what goes before it.
+            patience: what the network's level asks for (`level.Behaviour.patience`); the state's own where larger.
 
         Returns:
             None where less than `limits.TIMEOUT_MIN_S` is left: no attempt is worth beginning.
@@ -244,7 +248,8 @@ class TimeoutPolicy:
         if not left >= limits.TIMEOUT_MIN_S:  # NaN is no time either
             return None
         measures = self._measure(shape, network, now)
-        patience = STATE_FACTOR[measures.state] * ATTEMPT_FACTORS[min(max(attempt, 1), len(ATTEMPT_FACTORS)) - 1]
+        patience = max(STATE_FACTOR[measures.state], sound(patience, PATIENCE_MAX) or 1.0)
+        patience *= ATTEMPT_FACTORS[min(max(attempt, 1), len(ATTEMPT_FACTORS)) - 1]
         moving = _moving_s(shape, queue, measures)
         first = _first_s(measures, patience, queue) + measures.cost_s + moving
         gap = _gap_s(measures, patience) + _size(queue.bytes_down) / measures.down
@@ -301,6 +306,12 @@ class TimeoutPolicy:
         sketch = self._rtt_sketch(network, host)
         return None if sketch is None else sketch.quantile(share)
 
+    def server_s(self, shape: RequestShape, share: float) -> float | None:
+        """Give what the server needs for such a request: as told, else a quantile of what was learned, else None."""
+        cost = sound(shape.server_cost_s, limits.SERVER_COST_S_MAX)
+        path = self._paths.find((shape.host, shape.path_class))
+        return cost if cost is not None or path is None else path.quantile(share)
+
     def answer_bytes(self, shape: RequestShape) -> int:
         """Give the size of answer to expect: as told, as learned for its path class, else 128 KB."""
         learned = self.learned_answer_bytes(shape)
@@ -335,10 +346,6 @@ class TimeoutPolicy:
         usual = None if sketch is None else sketch.quantile(0.9)
         fast = network.kind in FAST_KINDS or (usual is not None and usual <= limits.TIMEOUT_FAST_RTT_S)
         kind = 0 if fast else 1
-        cost = sound(shape.server_cost_s, limits.SERVER_COST_S_MAX)
-        path = self._path(shape.host, shape.path_class)
-        if cost is None and path is not None:
-            cost = path.quantile(0.95)
         return _Measures(
             fast=fast,
             state=self.state(network, now),
@@ -346,7 +353,7 @@ class TimeoutPolicy:
             rtt_usual_s=COLD_RTT_S[kind] if usual is None else usual,
             up=COLD_BYTES_PER_S[kind] if up is None else max(1.0, up * RATE_SHARE),
             down=COLD_BYTES_PER_S[kind] if down is None else max(1.0, down * RATE_SHARE),
-            cost_s=cost or 0.0,
+            cost_s=self.server_s(shape, 0.95) or 0.0,
             answer_bytes=self.answer_bytes(shape),
         )
 

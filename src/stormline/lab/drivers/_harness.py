@@ -4,14 +4,14 @@ Runs by itself in any environment that has the client's packages; the standard l
 folder from the module path, because drivers are named like the libraries they import.
 
 A driver is a module with one function, `client(config)`: an asynchronous context manager that gives `get(url)`, which
-answers `(status, body)` or raises. It may have `kind(error)`, which names the kind of an error or says "".
+answers `(status, body)` or raises. It may have `kind(error)`, which names the kind of an error or says "", and
+`level()`, which says what its client takes the network for.
 
 The config: {"base_url", "ca_file", "schedule": [[id, at_s, size], ...], "patience_s", "options": {}, "workload": path
 of workload.py}; "query" is appended to every URL. Standard output is JSON lines: {"ready": true} when the client is
 made; after a line "go" on standard input one {"id", "start_s", "end_s", "ok", "kind", "detail"} for each request as it
-ends; at last {"done": true, "lag_max_ms", "lag_p99_ms", "wait_max_ms",
-"wait_p99_ms", "cpu_s"}. Times are seconds since "go". Kinds: "" where ok,
-else one of `KINDS`.
+ends, and {"level", "at_s"} whenever the level has changed; at last {"done": true, "lag_max_ms", "lag_p99_ms",
+"wait_max_ms", "wait_p99_ms", "cpu_s"}. Times are seconds since "go". Kinds: "" where ok, else one of `KINDS`.
 """
 
 import asyncio
@@ -40,6 +40,8 @@ WARM_PORT: Final = 9
 """Discard (RFC 863), where no device listens."""
 TICK_S: Final = 0.01
 """How often the loop's lag is measured."""
+LEVEL_S: Final = 0.1
+"""How often a client is asked for its level."""
 CLOSE_S: Final = 1.0
 """How long a client may take to close; it is over anyway."""
 
@@ -192,6 +194,16 @@ class Run:
             async with asyncio.timeout(WARM_S):
                 await get(f"https://127.0.0.1:{WARM_PORT}/")
 
+    async def _tell_levels(self, begin_s: float) -> None:
+        """Tell the client's level whenever it has changed, until cancelled."""
+        loop, before = asyncio.get_running_loop(), ""
+        while True:
+            level = str(self._driver.level())
+            if level != before:
+                before = level
+                emit({"level": level, "at_s": round(loop.time() - begin_s, 2)})
+            await asyncio.sleep(LEVEL_S)
+
     def _judge(self, id: int, size: int, status: int, body: bytes) -> tuple[str, str]:
         if status != 200:
             return "status", f"HTTP {status}"
@@ -211,11 +223,14 @@ class Run:
         begin_s = loop.time()
         cpu_s = time.process_time()
         lag = Lag()
-        ticker = asyncio.create_task(lag.measure())
+        tickers = [asyncio.create_task(lag.measure())]
+        if hasattr(self._driver, "level"):
+            tickers.append(asyncio.create_task(self._tell_levels(begin_s)))
         async with asyncio.TaskGroup() as group:
             for id, at_s, size in self._config["schedule"]:
                 group.create_task(self.ask(get, begin_s, id, at_s, size))
-        ticker.cancel()
+        for ticker in tickers:
+            ticker.cancel()
         emit({"done": True, **lag.data(), "cpu_s": round(time.process_time() - cpu_s, 3)})
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):

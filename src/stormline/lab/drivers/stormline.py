@@ -43,4 +43,13 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
             answer = await http.get(url)
             return answer.status_code, answer.content
 
+        _open.append(transport)
         yield get
+
+
+_open: list[AsyncTransport] = []
+
+
+def level() -> str:
+    """Say what the client takes the network for."""
+    return str(_open[-1].quality.level) if _open else "unknown"
