@@ -10,6 +10,7 @@ from backports import zstd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stormline.client import memory
+from stormline.net import probes, rtnetlink
 from stormline.outbound import http2_codec
 from stormline.outbound.messages import HttpRequest
 from stormline.policy import snapshot
@@ -260,4 +261,34 @@ def dns_answers() -> list[bytes]:
         answer(dns.RecordType.A, 0, [record(name, 5, alias), record(alias, 1, bytes((192, 0, 2, 1)))], []),
         answer(dns.RecordType.AAAA, 0, [record(name, 28, bytes(range(16))), record(name, 28, bytes(16))], []),
         answer(dns.RecordType.A, 3, [], [record(b"\xc0\x10", 6, soa)]),
+    ]
+
+
+def kernel_messages() -> list[bytes]:
+    """Datagrams of the routing socket as a kernel writes them, and our own questions, which are of the same make."""
+    link = (
+        "300000001000000001000000000000000000010004000000430001000000000009000300657468300000000007001200030061"
+        "0000000000"
+    )
+    address = "2c00000014000000020000000000000002188000040000000800010a0000020008000200c000020200000000"
+    route = "2c0000001800000003000000000000000200000000fe0300010000000000000008000500c00002010800040004000000"
+    asked = rtnetlink.ask_route("2001:db8::1", 5) + rtnetlink.ask_neighbour(4, "192.0.2.1", 6)
+    return [bytes.fromhex(link), bytes.fromhex(address), bytes.fromhex(route), bytes.fromhex(route) + asked, asked]
+
+
+def network_stories() -> list[bytes]:
+    """Stories of networks as phones tell them."""
+    home = b'{"at_s": 0, "kind": "wifi", "ssid": "Home sweet home", "addresses": ["192.0.2.2/24"], "signal_dbm": -50}'
+    cell = b'{"at_s": 5.5, "kind": "cell", "carrier": "Op", "addresses": ["2001:db8::2"], "metered": true}'
+    return [home, cell, home + b"\n# a comment\n\n" + cell, b'{"at_s": 1, "airplane": true, "connected": false}']
+
+
+def probe_answers() -> list[bytes]:
+    """Answers of check pages and name servers."""
+    question = probes.dns_question("shop.test", 1)
+    return [
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nsuccess\n",
+        b'{"captive": true, "user-portal-url": "https://portal.test/"}',
+        question[2:3] + b"\x81\x83" + question[4:],
     ]

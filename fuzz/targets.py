@@ -14,8 +14,9 @@ from stormline.client import memory
 from stormline.client.decoding import Verifier
 from stormline.core import codes, errors, limits, limits_means, limits_memory, limits_names
 from stormline.core.values import parse_address
+from stormline.net import probes, recorded, rtnetlink
 from stormline.outbound import http2_codec, proxy_rules
-from stormline.policy import snapshot, strategy
+from stormline.policy import network, snapshot, strategy
 from stormline.policy.addresses import AddressBook, Candidate
 from stormline.policy.shape import Network, RequestShape
 from stormline.policy.timeouts import TimeoutPolicy
@@ -325,6 +326,33 @@ def fuzz_network_memory(data: bytes) -> None:
         assert 0.0 < planned.first_packet_s <= 10.0, "a time-out beyond the deadline"
 
 
+def fuzz_rtnetlink(data: bytes) -> None:
+    """A datagram of the routing socket gives bounded values, and a cut one a beginning of them."""
+    whole = list(rtnetlink.parse(data))
+    assert len(whole) <= len(data) // 16, "more messages than there can be"
+    part = list(rtnetlink.parse(data[: len(data) // 2]))
+    assert part == whole[: len(part)], "what follows changes what was read"
+
+
+def fuzz_network_story(data: bytes) -> None:
+    """A story of a network is read or refused with ConfigError; what is read has an id that shows no name."""
+    with contextlib.suppress(errors.ConfigError):
+        for event in recorded.parse_story(data.decode("utf-8", "replace")):
+            named = network.identify(bytes(32), event.info)
+            assert named == network.NO_NETWORK_ID or len(named) == 16, "an id has another form"
+            name = "" if event.info.name is None else event.info.name.reveal()
+            assert len(name) < 8 or name not in repr(event.info), "a name is shown"
+
+
+def fuzz_probe_answer(data: bytes) -> None:
+    """Answers to probes are findings, whatever they are."""
+    probes.read_captive_answer(data)
+    probes.read_captive_answer(b"HTTP/1.1 200 OK\r\ncontent-type: application/captive+json\r\n\r\n" + data)
+    question = probes.dns_question("shop.test", 1)
+    probes.read_dns_answer(data, question)
+    probes.read_dns_answer(question[:2] + data, question)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A parser under fuzzing: the function that holds its invariant, and valid inputs to start from."""
@@ -348,4 +376,7 @@ TARGETS = {
     "http2": Target(run=fuzz_http2, seeds=corpus.http2_answers),
     "decoding": Target(run=fuzz_decoding, seeds=corpus.coded_bodies),
     "network_memory": Target(run=fuzz_network_memory, seeds=corpus.network_files),
+    "rtnetlink": Target(run=fuzz_rtnetlink, seeds=corpus.kernel_messages),
+    "network_story": Target(run=fuzz_network_story, seeds=corpus.network_stories),
+    "probe_answer": Target(run=fuzz_probe_answer, seeds=corpus.probe_answers),
 }

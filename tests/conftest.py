@@ -33,6 +33,9 @@ for _name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
     os.environ.pop(_name, None)
     os.environ.pop(_name.lower(), None)
 
+# Nor are the machine's router and name servers to be asked when a request fails on purpose.
+os.environ.setdefault("STORMLINE_NETWORK_PROBES", "off")
+
 LEVELS_WITH_REAL_IO = frozenset({"loopback", "platform"})
 SETTLE_S = 3.0
 """How long a test's leftovers may take to go by themselves after its fixtures have ended: a closed transport gives its

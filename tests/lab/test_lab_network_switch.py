@@ -51,7 +51,7 @@ from stormline.core import errors
 from stormline.outbound.pool import HttpPool
 from stormline.wire import bundle as bundles
 
-shop, ca, bundle, budget = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
+shop, ca, bundle, budget, watch = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), sys.argv[5]
 placed = []  # what each request was put on
 plain = HttpPool.request
 def request(self, asked, *, on_held=None, **more):
@@ -88,7 +88,7 @@ async def main():
     h2_trust = ssl.create_default_context(cafile=ca)
     h2_trust.set_alpn_protocols(["h2", "http/1.1"])
     def config(**more):
-        return stormline.Config(deadline_s=budget, report=False, **more)
+        return stormline.Config(deadline_s=budget, report=False, network_watch=watch, **more)
     clients = {
         "h1": stormline.AsyncClient(config=config(http2=False), verify=trust, timeout=60),
         "h2": stormline.AsyncClient(config=config(), verify=h2_trust, timeout=60),
@@ -126,6 +126,8 @@ async def main():
                 said = time.monotonic()
             case "state":
                 said = state()
+            case "network":
+                said = clients["h1"].network.info.id
             case "placed":
                 said, placed[:] = list(placed), []
             case "close":
@@ -243,8 +245,14 @@ def _pki(tmp_path_factory: pytest.TempPathFactory) -> worlds.Pki:
     return worlds.make_pki(tmp_path_factory.mktemp("pki"))
 
 
+@pytest.fixture(name="watch")
+def _watch() -> str:
+    """How the client learns of its network: by nothing but its connections."""
+    return "off"
+
+
 @pytest.fixture(name="device")
-def _device(tmp_path: Path, pki: worlds.Pki) -> Iterator[Device]:
+def _device(tmp_path: Path, pki: worlds.Pki, watch: str) -> Iterator[Device]:
     profile = Profile(
         name="test",
         about="A test.",
@@ -257,7 +265,7 @@ def _device(tmp_path: Path, pki: worlds.Pki) -> Iterator[Device]:
         platform = stack.enter_context(_Platform(stage, pki))
         (tmp_path / "bundle").write_bytes(platform.bundle)
         words = [sys.executable, "-c", CLIENT, stage.base_url, str(stage.ca_file), str(tmp_path / "bundle"),
-                 str(BUDGET_S)]  # fmt: skip
+                 str(BUDGET_S), watch]  # fmt: skip
         client = stage.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         stack.enter_context(client)
         stack.callback(client.kill)
@@ -358,3 +366,18 @@ def test_switch_that_nobody_tells_costs_the_long_connection_no_call(device: Devi
     device.switch(WIFI, CELL)
     answers = device.gets(*["long"] * GETS, pause_s=0.2)
     assert [each["status"] for each in answers] == [200] * GETS
+
+
+@pytest.mark.parametrize("watch", ["netlink", "polling"])
+def test_switch_that_only_the_system_tells_leaves_no_request_on_a_dead_connection(device: Device) -> None:
+    names = [device.say("network")]
+    warm(device)
+    for old, new in ((WIFI, CELL), (CELL, WIFI)):
+        device.switch(old, new)
+        after = device.wait_for_state(lambda state, old=old: not old_ones(state, old), wait_s=FAST_S + 2.0)  # type: ignore[misc]
+        assert old_ones(after, old) == 0  # closed before anybody asked for anything
+        answers = device.gets(*[WAYS[n % len(WAYS)] for n in range(6)], pause_s=0)
+        assert [(each["status"], each["attempts"]) for each in answers] == [(200, 1)] * 6, answers
+        assert {host for _, _, host in device.say("placed")} == {new.device_v4}
+        names.append(device.say("network"))
+    assert names[0] == names[2] != names[1]

@@ -14,6 +14,7 @@ from stormline.client.config import Config
 from stormline.client.outside import Outside
 from stormline.core import errors, limits
 from stormline.core.values import Address
+from stormline.net.network import NoNetworkPort
 from stormline.net.resolve import Resolver
 from stormline.netmodel.params import LinkParams
 from stormline.testing import simloop
@@ -117,6 +118,7 @@ class Phone:
             resolver=lambda: Resolver(SimNames(self.host, self.net, lambda host: self.servers.addresses)),
             environ={},
             aside=inline,
+            network=lambda how: NoNetworkPort(),
         )
         return AsyncClient(config=Config(store=store, network="wifi", report=False), outside=outside)
 

@@ -13,6 +13,7 @@ ITERATIONS = 400
 NAMES = [
     "frames", "connection_server", "connection_client", "jws", "plan", "dns", "bundle", "report",
     "address", "proxy_settings", "httpsig", "http2", "decoding", "network_memory",
+    "rtnetlink", "network_story", "probe_answer",
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from stormline.lab.results import Result, RunKey
     from stormline.lab.run import Progress
+    from stormline.lab.verdicts import Outcome
 
 RESULTS = Path("bench/results")
 LINES = "lab.jsonl"
@@ -184,6 +185,45 @@ def validate(
     if json:
         output.print_json(result.data())
     if not result.ok:
+        raise typer.Exit(1)
+
+
+@group.command("verdicts")
+def verdicts_(
+    seed: SeedOption = None,
+    case: Annotated[
+        list[str] | None, typer.Option("--case", metavar="NAME", help="What is made; repeatable; default all.")
+    ] = None,
+    watch: Annotated[
+        str, typer.Option("--watch", metavar="HOW", help="How the client watches: auto, netlink, polling, off.")
+    ] = "auto",
+    jobs: JobsOption = None,
+    json: output.JsonFlag = False,
+) -> None:
+    """Make each fault of a network and look at what the client says of it; exit 1 where it is surely wrong."""
+    import tempfile
+
+    from stormline.lab import run, verdicts
+    from stormline.lab.namespaces import require_lab
+
+    require_lab()
+    known = {each.name: each for each in verdicts.CASES}
+    unknown = [name for name in case or () if name not in known]
+    if unknown:
+        raise errors.ConfigError(f"--case {unknown[0]}: there are {', '.join(known)}")
+    cases = [known[name] for name in case] if case else list(known.values())
+    with _ended_cleanly(), tempfile.TemporaryDirectory() as folder:
+        found = verdicts.run_all(
+            cases,
+            seed or [1],
+            folder=Path(folder),
+            jobs=jobs or run.usual_jobs(),
+            watch=watch,
+            on_outcome=lambda each: output.print_json(each.data()) if json else None,
+        )
+    if not json:
+        output.console().print(_confusion(found))
+    if any(each.wrong_high for each in found):
         raise typer.Exit(1)
 
 
@@ -379,6 +419,30 @@ def _details(found: "Sequence[Result]") -> "Table":
             f"{(result.bytes_up + result.bytes_down) / result.requests / 1000:.1f}",
             str(result.duplicates),
             escape(failures),
+        )
+    return table
+
+
+def _confusion(found: "Sequence[Outcome]") -> "Table":
+    """Give what was said by what was made."""
+    from rich.table import Table
+
+    from stormline.lab import verdicts
+
+    table = Table(
+        title="last verdict while the cause was there (?: low confidence); surely wrong for a moment",
+        title_justify="left", box=None, pad_edge=False,
+    )  # fmt: skip
+    for column in ("made", "said", "wrong", "seen after"):
+        table.add_column(column, no_wrap=column == "made")
+    for name, said in verdicts.matrix(found).items():
+        runs = [each for each in found if each.case.name == name]
+        times = [each.first_right_s for each in runs if each.first_right_s is not None]
+        table.add_row(
+            name,
+            ", ".join(f"{count} {label}" for label, count in sorted(said.items(), key=lambda each: -each[1])),
+            str(sum(bool(each.wrong_high) for each in runs)),
+            f"{sorted(times)[len(times) // 2]:.1f} s" if times else "-",
         )
     return table
 

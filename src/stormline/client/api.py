@@ -1,6 +1,7 @@
 """`AsyncClient` and `Client`: httpx2 clients with stormline underneath, and what only stormline can do on top."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +12,7 @@ from stormline.client.channel import Channel
 from stormline.client.config import Config
 from stormline.client.costs import Costs
 from stormline.client.masking import mask_logger
+from stormline.client.network import NetworkStatus, Told
 from stormline.client.outside import REAL, Outside
 from stormline.client.rules import Parse
 from stormline.client.runtime import ForeignContext
@@ -96,6 +98,15 @@ class AsyncClient(httpx2.AsyncClient):
         """How good the network is; see `AsyncTransport.quality`."""
         return self._storm.quality
 
+    @property
+    def network(self) -> NetworkStatus:
+        """What is known of the network now: what it is, and how it does; see `AsyncTransport.network`."""
+        return self._storm.network
+
+    def on_network(self, told: Told) -> Callable[[], None]:
+        """Have `told` called when that changes; see `AsyncTransport.on_network`."""
+        return self._storm.on_network(told)
+
     def channel(self) -> Channel:
         """Give the duplex channel of this client: calls both ways and pushes.
 
@@ -163,6 +174,15 @@ class Client(httpx2.Client):
     def quality(self) -> Quality:
         """How good the network is; see `AsyncTransport.quality`."""
         return self._storm.quality
+
+    @property
+    def network(self) -> NetworkStatus:
+        """What is known of the network now: what it is, and how it does; see `AsyncTransport.network`."""
+        return self._storm.network
+
+    def on_network(self, told: Told) -> Callable[[], None]:
+        """Have `told` called when that changes; see `AsyncTransport.on_network`."""
+        return self._storm.on_network(told)
 
 
 def with_proxy(config: Config, options: dict[str, Any]) -> Config:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stormline.client.parking import NetworkPort
 from stormline.core import errors, limits, limits_names
 from stormline.core.values import Secret
+from stormline.net.network import WATCHES, NetworkPort
+from stormline.net.probes import CaptiveUrl
 from stormline.outbound import proxy_rules
 from stormline.outbound.doh_server import DohServer
 from stormline.policy.means import SWITCHES
@@ -49,8 +50,6 @@ class Config:
             values, headers, bodies or credentials.
         store: folder where the device token, the last plan and what is learned of networks are kept between starts,
             None to keep nothing.
-        network_port: who knows whether the device has a network, for requests that wait for one
-            (`stormline.wait_for_network`); None: found out by what fails.
         proxy: URL of the proxy for everything: `http://`, `https://`, `socks5://` or `socks5h://`, with
             `user:password@` where it wants them. The environment then says nothing about proxies. No `repr` shows it.
         trust_env: take proxies from the environment (`HTTPS_PROXY`, `NO_PROXY` and so on) where `proxy` is None.
@@ -67,6 +66,14 @@ class Config:
         backup_addresses: names and IP addresses that are tried last, where nobody has an answer or none of it works.
         private_hosts: names, with all below them, that may have addresses of private networks. Of any other public name
             such an answer is doubtful: DNS over HTTPS is asked as well, and what it says goes first.
+        network_watch: how the client learns of its network: `auto` (the best there is, or what the variable
+            `STORMLINE_NETWORK_WATCH` says), `netlink`, `polling` or `off`.
+        network_port: who tells of the network instead, such as a `stormline.net.recorded.PushedNetwork` that the app
+            feeds; for one client at a time.
+        network_probes: when requests fail, find out why by a few packets to the router, the name servers and servers
+            that were talked to before. None: yes, unless the variable `STORMLINE_NETWORK_PROBES` is `off`.
+        captive_url: URL in clear HTTP that answers 204 or `success` where no login page is in the way; asked only
+            when requests fail. None: nobody is asked.
     """
 
     bundle: "Bundle | None" = None
@@ -86,7 +93,10 @@ class Config:
     report: bool = True
     store: Path | None = None
     network: str = "unknown"
+    network_watch: str = "auto"
     network_port: NetworkPort | None = None
+    network_probes: bool | None = None
+    captive_url: str | None = None
     proxy: str | None = None
     trust_env: bool = True
     prefer_ipv4: tuple[str, ...] = ()
@@ -118,6 +128,10 @@ class Config:
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(each, str) for each in value):
                 raise errors.ConfigError(f"{name}={value!r}: expected a tuple of texts")
+        if self.network_watch not in WATCHES:
+            raise errors.ConfigError(f"network_watch={self.network_watch!r}: expected one of {', '.join(WATCHES)}")
+        if self.captive_url is not None:
+            CaptiveUrl(self.captive_url)
         if self.proxy is not None:
             if not isinstance(self.proxy, str):
                 raise errors.ConfigError(f"proxy: expected a URL as text, not {type(self.proxy).__name__}")

@@ -16,6 +16,7 @@ from stormline.client.following import FollowedBody, MemoryBody
 from stormline.client.lanes import CallLimits, Failed, Lane, Reply, Run
 from stormline.client.longcall import LONG_TLS, ask_long
 from stormline.client.looks import FirstLooks
+from stormline.client.network import NetworkState
 from stormline.client.parking import Parking
 from stormline.client.patterns import answer_pattern, content_length
 from stormline.client.steering import Steering
@@ -74,6 +75,7 @@ class Executor:
         left: says whether the machine has lost the address of a silent connection; then all such are closed already.
         addresses: of origins, by host, from the settings.
         h1: the pool can offer HTTP/1.1 alone.
+        network: told what calls meet.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Executor:
         longline: "LongLine | None",
         proxies: ProxyRules = DIRECT,
         left: Callable[[Stream], bool] = lambda stream: False,
+        network: NetworkState,
         parking: Parking,
         hedged: Callable[[int], None] = lambda request_bytes: None,
         addresses: Mapping[str, tuple[Address, ...]] = {},
@@ -105,6 +108,7 @@ class Executor:
         self._left = left
         self._addresses = addresses
         self._h1 = h1 and not proxies
+        self._network = network
         self._open_tcp = open_tcp
         self._parking = parking
         self._hedged = hedged
@@ -135,6 +139,7 @@ class Executor:
         run = Run(request, RequestBody(request.body, trace.handed_down), shape, call_limits, trace)
         if (weak := self._steering.sensing.weak()) is not None:
             trace.note(f"the network is {weak.level}: {weak.evidence}")
+        self._network.begin(run)
         good = False
         try:
             if call_limits.wait_network_s:
@@ -154,6 +159,7 @@ class Executor:
             trace.failed(error)
             raise
         finally:
+            self._network.end(run)
             run.end_lanes()
             self.admission.leave(run, good=good)
         if reply.untrusted:
@@ -202,6 +208,7 @@ class Executor:
                 reply = await run.first(self._try(lane))
             except Failed as failed:
                 error = failed.error
+                self._network.met(run.request.host, error)
                 _tell_where(lane)
                 run.trace.attempt_failed(error)
                 self.admission.failed(run, error)
@@ -210,6 +217,7 @@ class Executor:
                 step = await self._after_failure(run, failed)
             else:
                 _tell(run.trace, reply)
+                self._network.answered(run, reply)
                 pause_s = self._asks_for_patience(run, reply)
                 if pause_s is None:
                     return reply
@@ -373,6 +381,8 @@ class Executor:
         run, held = lane.run, lane.held
         if held is None or lane.asked_at is None:
             return
+        if held.heard_at <= lane.asked_at:
+            self._network.met(run.request.host, None)
         # A connection that brought something meanwhile says nothing of the path, and must not make us more patient.
         dark = held.heard_at <= lane.asked_at
         waited_s = self._loop.time() - lane.asked_at if dark else None

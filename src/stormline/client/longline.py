@@ -378,9 +378,17 @@ class LongLine:
         else:
             self._reconnect.observe_failure(now, chance)
 
-    def network_changed(self, gone: Callable[[Stream], bool]) -> None:
-        """Leave a link whose local address is gone, and ask any other for a sign of life; no back-off holds us up."""
-        for link in [*self._leaving, *([self._link] if self._link is not None else [])]:
+    def network_changed(self, gone: Callable[[Stream], bool], *, doubt: bool = True) -> None:
+        """Leave a link whose local address is gone, and ask any other for a sign of life; no back-off holds us up.
+
+        Without `doubt` links whose address is there are left in peace.
+        """
+        links = [*self._leaving, *([self._link] if self._link is not None else [])]
+        if not doubt:
+            links = [link for link in links if gone(link.stream)]
+            if not links:
+                return
+        for link in links:
             link.network_changed(gone)
         self._reconnect.reset()  # after them: a link that ends here plans its return, and there is nothing to wait for
         self._nudge.set()

@@ -14,6 +14,7 @@ from stormline.core.clock import Clock, Rng
 from stormline.net import trust
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.net.local import has_route, is_assigned
+from stormline.net.network import NetworkPort, open_port
 from stormline.net.resolve import NameSource, SystemNames
 from stormline.net.stream import open_tcp
 from stormline.outbound.dial import AddressSource, OpenTcp
@@ -81,6 +82,7 @@ class Outside:
         resolver: makes what turns names into addresses in the place of `client.names`; None: nothing does.
         environ: its environment variables, for the proxies they name.
         aside: does what may block elsewhere than on the loop.
+        network: gives what watches its network, by one of `net.network.WATCHES`; each client has one of its own.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -94,6 +96,7 @@ class Outside:
     resolver: Callable[[], Names] | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     aside: Callable[[Callable[[], None]], Awaitable[None]] = on_thread
+    network: Callable[[str], NetworkPort] = open_port
 
 
 REAL = Outside()

@@ -98,7 +98,7 @@ class Parking:
         """Learn from a call that failed; say whether that was because there is no network."""
         if not _no_way_out(error):
             return False
-        if not self.absent and self._port is None and not self._has_route():
+        if not self.absent and not self._has_route():
             self.absent = True
         return not self.available
 
@@ -161,13 +161,13 @@ class Parking:
         return True
 
     def _plan_look(self) -> None:
-        if self._port is None and self._look is None:
+        if self._look is None:
             self._look = self._loop.call_later(limits.PARK_LOOK_S, self._look_out)
 
     def _look_out(self) -> None:
         self._look = None
         self._woke()
-        if self._has_route():
+        if self._has_route() and (self._port is None or self._port.available):
             self.changed()
         elif self._parked:
             self._plan_look()

@@ -18,6 +18,7 @@ from stormline.client.costs import Costs, Counting
 from stormline.client.executor import Executor
 from stormline.client.lanes import CallLimits
 from stormline.client.names import NameService
+from stormline.client.network import NetworkState
 from stormline.client.outside import REAL, Names, Outside
 from stormline.client.parking import Parking
 from stormline.client.preconnect import Preconnector
@@ -25,6 +26,7 @@ from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.core import errors, ids, limits, limits_means, limits_memory
 from stormline.core.phase import Phase
+from stormline.core.values import Address
 from stormline.net.sessions import TlsSessions
 from stormline.net.stream import Stream, reason_of
 from stormline.outbound import proxy_rules
@@ -34,6 +36,7 @@ from stormline.outbound.pool import Connector, HttpPool
 from stormline.outbound.proxy import ProxyDialer
 from stormline.policy import presets
 from stormline.policy.activity import CONDUCT, Activity
+from stormline.policy.network import Change, NetworkChange, NetworkInfo
 from stormline.policy.presets import Preset
 from stormline.policy.resend import SAFE_METHODS
 from stormline.policy.shape import Network, Pattern, RequestShape
@@ -46,7 +49,6 @@ if TYPE_CHECKING:
     from stormline.client.rules import BusinessRule, Rules
     from stormline.client.scheduling import Scheduling
     from stormline.client.store import Store
-    from stormline.core.values import Address
     from stormline.wire.plan import Endpoint
 
 ForeignContext = ssl.SSLContext | Callable[[Sequence[str]], ssl.SSLContext]
@@ -85,16 +87,26 @@ class Runtime:
         self._proxies = _proxies(config, outside)
         self._sessions = TlsSessions()
         alpn = ("h2", "http/1.1") if config.http2 else ("http/1.1",)
+        self.network = NetworkState(
+            config,
+            config.network_port or outside.network(_network_watch(config, outside.environ)),
+            owned=config.network_port is None,
+            clock=self.clock,
+            rng=self.rng,
+            environ=outside.environ,
+            tools=self,
+        )
         self.steering = Steering(
-            Network(config.network, config.network),
+            self._place(self.network.info),
             rng=self.rng,
             wall_s=self.clock.wall,
             prefers_ipv4=lambda host: matches(host, config.prefer_ipv4),
         )
         self.counting = Counting(self.steering.busy)
-        self.parking = Parking(outside.has_route, config.network_port, self.counting.woke)
+        self.parking = Parking(outside.has_route, _Available(self.network), self.counting.woke)
         self.conduct = CONDUCT[Activity.FOREGROUND]
         context, h1_context = _contexts(config, foreign_context, outside, alpn)
+        self._context = context
         self.names: NameService | None = None
         self._resolver: Names
         if outside.resolver is None:
@@ -118,28 +130,32 @@ class Runtime:
         if config.bundle is not None:
             self._join(config, config.bundle.app)
         self._memory = self._remember(config)
-        self._executor = Executor(
-            config,
-            pool=self._pool,
-            steering=self.steering,
-            rng=self.rng,
-            wall_s=self.clock.wall,
-            open_tcp=self.counting.measured(outside.open_tcp),
-            scheduling=self.scheduling,
-            longline=self.longline,
-            proxies=self._proxies,
-            left=functools.partial(_left, weakref.ref(self)),
-            addresses=addresses,
-            h1=h1_context is not None,
-            parking=self.parking,
-            hedged=self.counting.hedged,
-        )
+        self._executor = self._make_executor(addresses, h1=h1_context is not None)
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
                 pool.on_wake = self.counting.woke
         self.preconnector.scheduling, self.preconnector.longline = self.scheduling, self.longline
         if config.preconnect:
             self.preconnector.begin(self._wanted(config.preconnect))
+
+    def _make_executor(self, addresses: Mapping[str, tuple[Address, ...]], *, h1: bool) -> Executor:
+        return Executor(
+            self.config,
+            pool=self._pool,
+            steering=self.steering,
+            rng=self.rng,
+            wall_s=self.clock.wall,
+            open_tcp=self.counting.measured(self._outside.open_tcp),
+            scheduling=self.scheduling,
+            longline=self.longline,
+            proxies=self._proxies,
+            left=functools.partial(_left, weakref.ref(self)),
+            addresses=addresses,
+            h1=h1,
+            parking=self.parking,
+            hedged=self.counting.hedged,
+            network=self.network,
+        )
 
     def _remember(self, config: Config) -> "NetworkMemory | None":
         if config.store is None:
@@ -157,6 +173,43 @@ class Runtime:
             used = steering.strategy.most_used(steering.network.id, self.loop.time(), limits_memory.PRECONNECTS_MAX)
             urls += [f"https://{f'[{host}]' if ':' in host else host}:{port}/" for host, port in used]
         return urls
+
+    # -- what `network` needs (`client.network.Tools`) ----------------------------------------------------------------
+    def _place(self, info: NetworkInfo) -> Network:
+        """Give the network as the policies name it."""
+        kind = self.config.network if self.config.network != "unknown" else info.kind
+        return Network(kind if info.routed is None and not info.interface and not info.name else info.id, kind)
+
+    async def addresses_of(self, host: str, port: int) -> tuple[Address, ...]:
+        """Give the addresses of a name."""
+        return await self._resolver.resolve(host, port)
+
+    async def open_tcp(self, address: Address) -> Stream:
+        """Connect to one address."""
+        return await self._outside.open_tcp(address)
+
+    def context(self) -> ssl.SSLContext:
+        """Give the TLS context of requests to origins."""
+        return self._context
+
+    def is_assigned(self, host: str) -> bool:
+        """Say whether an address is this machine's now."""
+        return self._outside.is_assigned(host)
+
+    def heard_at(self) -> float:
+        """Give when something last came over the network."""
+        return self.steering.heard_at
+
+    def sweep(self) -> None:
+        """Leave what goes by addresses that are gone, though the network may be the same."""
+        self._leave_gone(doubt=False)
+
+    def changed(self, change: NetworkChange) -> None:
+        """Act on a change of the network."""
+        if change.change is Change.LOST:
+            return  # what is gone with it has been swept
+        self.steering.network = self._place(change.after)
+        self._leave_gone(doubt=True)
 
     def _dialer(
         self,
@@ -290,7 +343,7 @@ class Runtime:
             host=host,
             path=path,
             business=business or self.config.business,
-            network=self.config.network,
+            network=self.steering.network.kind,
             sink=self.record,
         )
         if rule is not None:
@@ -434,6 +487,12 @@ class Runtime:
 
     def network_changed(self) -> None:
         """Leave what the network that was left behind carried, and doubt the rest; see `AsyncTransport`."""
+        change = self.network.look()
+        if change is None or change.change is Change.LOST:
+            self._leave_gone(doubt=True)
+
+    def _leave_gone(self, *, doubt: bool) -> None:
+        """Close what goes by addresses that are gone; `doubt` what is left."""
         hosts: dict[str, bool] = {}
 
         def gone(stream: Stream) -> bool:
@@ -442,18 +501,21 @@ class Runtime:
                 hosts[host] = not self._outside.is_assigned(host)
             return hosts[host]
 
-        self._sessions.clear()
-        if self.names is not None:
-            self.names.network_changed()
-        self.steering.sensing.changed()
+        if doubt:
+            self._sessions.clear()
+            if self.names is not None:
+                self.names.network_changed()
+            self.steering.sensing.changed()
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
                 pool.leave(gone)
-                pool.doubt()
+                if doubt:
+                    pool.doubt()
         if self.longline is not None:
-            self.longline.network_changed(gone)
-        self._executor.admission.network_changed()
-        self.parking.changed()
+            self.longline.network_changed(gone, doubt=doubt)
+        if doubt:
+            self._executor.admission.network_changed()
+            self.parking.changed()
 
     def forget(self) -> None:
         """Forget what was learned of networks, also what is kept of it on disk; see `AsyncTransport.forget`."""
@@ -475,7 +537,7 @@ class Runtime:
         for part in (self._recorder, self.longline, self.scheduling, self._memory, self.preconnector):
             if part is not None:
                 part.abandon()
-        for closable in (self._pool, self._roles_pool, self._resolver):
+        for closable in (self.network, self._pool, self._roles_pool, self._resolver):
             if closable is not None:
                 with contextlib.suppress(RuntimeError):  # a closed loop cannot wake who waits
                     closable.close()
@@ -508,6 +570,7 @@ class Runtime:
         self.parking.close()
         await self._joining.aclose()
         await self._executor.aclose()
+        await self.network.aclose()
         if self._memory is not None:
             await self._memory.aclose()
         if self.longline is not None:
@@ -553,6 +616,21 @@ def _urgency(extensions: Mapping[str, Any], rule: "BusinessRule | None", preset:
     return patterns.urgency(told)
 
 
+class _Available:
+    """Whether there is a network, as `client.parking` asks for it."""
+
+    def __init__(self, network: NetworkState) -> None:
+        self._network = network
+
+    @property
+    def available(self) -> bool:
+        """There is, as far as is known."""
+        return self._network.info.routed is not False
+
+    def add_listener(self, changed: Callable[[], None]) -> None:
+        """See `parking.NetworkPort`: `Runtime.changed` tells."""
+
+
 class _Offers:
     """Says what to offer a host in TLS: HTTP/2 first, or HTTP/1.1 alone where HTTP/2 does badly."""
 
@@ -564,6 +642,12 @@ class _Offers:
     def context_of(self, host: str) -> ssl.SSLContext:
         """Give the context for one dial."""
         return self._usual if self._steering.protocols(host, ("h2", "h1"))[0] == "h2" else self._h1()
+
+
+def _network_watch(config: Config, environ: Mapping[str, str]) -> str:
+    """Give the way to watch the network: the config's, else the environment's."""
+    told = environ.get("STORMLINE_NETWORK_WATCH", "").strip() if config.network_watch == "auto" else ""
+    return told or config.network_watch
 
 
 def _proxies(config: Config, outside: Outside) -> proxy_rules.ProxyRules:

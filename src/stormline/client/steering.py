@@ -233,6 +233,11 @@ class Steering:
         self.addresses.observe(outcome, self._loop.time())
         self.learned()
 
+    @property
+    def heard_at(self) -> float:
+        """Loop time at which something last came over the network."""
+        return self._heard_at
+
     def heard(self) -> None:
         """Something came over the network."""
         self._heard_at = self._loop.time()

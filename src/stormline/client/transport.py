@@ -1,9 +1,10 @@
 """The transports that go under httpx and httpx2 clients."""
 
 import asyncio
+import contextlib
 import functools
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -12,6 +13,7 @@ from stormline.client.background import BACKGROUND, PulledBody
 from stormline.client.config import Config, load_bundle
 from stormline.client.costs import Costs
 from stormline.client.flavours import flavour_of
+from stormline.client.network import NetworkStatus, Told
 from stormline.client.outside import REAL, Outside
 from stormline.client.runtime import ForeignContext, Runtime
 from stormline.core import errors
@@ -235,6 +237,22 @@ class AsyncTransport(AsyncBaseTransport):
             return Quality()
         return self._runtime.steering.quality()
 
+    @property
+    def network(self) -> NetworkStatus:
+        """What is known of the network now: what it is, and how it does, with a hint that a person can act on.
+
+        To be read on the event loop the transport is used on; makes the transport ready where it is not yet.
+        """
+        return self.runtime().network.status
+
+    def on_network(self, told: Told) -> Callable[[], None]:
+        """Have `told` called on the event loop with a `NetworkStatus`, when the network or the verdict on it changes.
+
+        Returns:
+            What ends it.
+        """
+        return self.runtime().network.on_change(told)
+
     async def aclose(self) -> None:
         """Send what telemetry is left, and close every connection.
 
@@ -341,6 +359,28 @@ class Transport(BaseTransport):
 
     async def _judged(self) -> Quality:
         return self._inner.quality
+
+    @property
+    def network(self) -> NetworkStatus:
+        """What is known of the network now; see `AsyncTransport.network`. Any thread may ask."""
+        return BACKGROUND.run(self._status())
+
+    async def _status(self) -> NetworkStatus:
+        return self._inner.network
+
+    def on_network(self, told: Told) -> Callable[[], None]:
+        """Have `told` called when that changes, in stormline's own thread; see `AsyncTransport.on_network`."""
+        end = BACKGROUND.run(self._on_network(told))
+        loop = BACKGROUND.loop()
+
+        def end_there() -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(end)
+
+        return end_there
+
+    async def _on_network(self, told: Told) -> Callable[[], None]:
+        return self._inner.on_network(told)
 
     def close(self) -> None:
         """Send what telemetry is left, and close every connection."""

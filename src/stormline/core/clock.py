@@ -1,6 +1,6 @@
 """The two things a pure room may not take for itself: time and chance."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Clock(Protocol):
@@ -12,6 +12,15 @@ class Clock(Protocol):
 
     def wall(self) -> float:
         """Seconds since 1970-01-01 UTC; may step either way: only for signatures, expiry and reports."""
+        ...
+
+
+@runtime_checkable
+class SleepClock(Clock, Protocol):
+    """A clock that can tell sleep from time."""
+
+    def boottime(self) -> float | None:
+        """Seconds that never step and go on while the machine sleeps; None where the system has no such clock."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Every bound of the product in one place, each with its reason. Units are last in the name.
 
-Those of some parts are in files of their own: `limits_platform` (the roles), `limits_names`, `limits_means`,
-`limits_memory`, `limits_lab` (laboratory and simulator).
+Those of some parts are in files of their own: `limits_platform` (the roles), `limits_names`, `limits_network`,
+`limits_level`, `limits_means`, `limits_memory`, `limits_lab` (laboratory and simulator).
 
 A bound is part of the contract: what overflows it gets a named error or code, never silence.
 """

@@ -428,6 +428,66 @@ class Handover(Fault):
         stage.topology.device.shell("\n".join(lines))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cable(Fault):
+    """The device hangs on a cable beside its radios: a link with neighbours that have to be asked for."""
+
+    about = "the default route is a cable to the WiFi's router, on which neighbours are found by ARP"
+
+    def apply(self, stage: Ground) -> None:
+        """Lay it. Neighbours are doubted after a second or two, where Linux takes half a minute."""
+        device, router = stage.topology.device, stage.topology.routers[WIFI.name]
+        router.shell(f"ip link add lan1 type veth peer name eth0 netns {device.name}")
+        router.shell("ip link set lan1 up\nip address add 10.71.3.1/24 dev lan1")
+        device.shell(
+            "ip link set eth0 up\nip address add 10.71.3.2/24 dev eth0\n"
+            "ip route add default via 10.71.3.1 dev eth0 src 10.71.3.2 metric 50\n"
+            "echo 1000 > /proc/sys/net/ipv4/neigh/eth0/base_reachable_time_ms\n"
+            "echo 1 > /proc/sys/net/ipv4/neigh/eth0/delay_first_probe_time"
+        )
+
+    def undo(self, stage: Ground) -> None:
+        """Take it away."""
+        stage.topology.device.shell("ip link delete eth0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterDead(Fault):
+    """The router at the other end of the cable hangs: its port has a carrier, and nobody answers."""
+
+    about = "the router takes no packet from the cable and answers no ARP, while its port stays up"
+
+    def apply(self, stage: Ground) -> None:
+        """Hang."""
+        router = stage.topology.routers[WIFI.name]
+        router.shell("ip link set lan1 arp off")
+        hook = "type filter hook ingress device lan1 priority 0; policy drop;"
+        _nft(router, f"table netdev hung {{ chain everything {{ {hook} }}; }}")
+
+    def undo(self, stage: Ground) -> None:
+        """Work again."""
+        router = stage.topology.routers[WIFI.name]
+        _nft(router, "delete table netdev hung")
+        router.shell("ip link set lan1 arp on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prohibited(Fault):
+    """The system does not let programs use the network."""
+
+    about = "the device's kernel refuses every way out with EACCES"
+
+    def apply(self, stage: Ground) -> None:
+        """Forbid it."""
+        for family in ("-4", "-6"):
+            stage.topology.device.shell(f"ip {family} rule add prohibit priority 10")
+
+    def undo(self, stage: Ground) -> None:
+        """Allow it."""
+        for family in ("-4", "-6"):
+            stage.topology.device.shell(f"ip {family} rule delete priority 10")
+
+
 # -- servers ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class Unwell(Fault):

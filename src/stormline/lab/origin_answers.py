@@ -18,6 +18,8 @@ from stormline.lab.specs import Behaviour
 
 PAGE: Final = b"<!doctype html><title>Sign in</title><p>Welcome to this network. Accept the terms to go on.\n"
 """What captive portals and injecting proxies answer to everything."""
+CHECK_PATH: Final = "/generate_204"
+"""What is asked for to find out whether a captive portal is in the way."""
 DNS_MESSAGE: Final = "application/dns-message"
 _ITEM: Final = re.compile(r"/item/(\d{1,9})/(\d{1,8})")
 _FATES: Final = ("accept-only", "reset", "cut", "mute")
@@ -127,6 +129,10 @@ class Site:
         url = urlsplit(request.target)
         if self._doh is not None and url.path == "/dns-query":
             await self._answer_doh(request, url.query, answer)
+            return
+        if url.path == CHECK_PATH:
+            answer.start(204, ())
+            answer.end()
             return
         item = _ITEM.fullmatch(url.path)
         if item is None or int(item[2]) > workload.SIZE_BYTES_MAX or request.method != "GET":

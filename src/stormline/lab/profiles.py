@@ -9,6 +9,7 @@ from typing import Final
 
 from stormline.core import errors
 from stormline.lab.faults import (
+    Cable,
     CaptivePortal,
     Dark,
     DeadAddress,
@@ -16,7 +17,9 @@ from stormline.lab.faults import (
     MtuCliff,
     NatForgets,
     OnlyPort,
+    Prohibited,
     Resets,
+    RouterDead,
     SynDrop,
     UdpBlock,
     UdpLossy,
@@ -38,6 +41,7 @@ from stormline.lab.profiles_model import (
     episodes,
     link,
     recorded_link,
+    together,
     with_fades,
 )
 from stormline.lab.specs import Behaviour, DnsSpec
@@ -362,6 +366,48 @@ _MORE: Final = (
         server=ServerSpec(behaviour=_FEW),
     ),
 )
+_VERDICTS: Final = (
+    Profile(
+        name="offline",
+        about="WiFi goes away from a quarter to three quarters of the run, and there is no other network.",
+        wifi=_WIFI,
+        plan=between(0.25, 0.75, Handover()),
+    ),
+    Profile(
+        name="forbidden",
+        about="The device's kernel refuses every way out from a quarter to three quarters of the run.",
+        wifi=_WIFI,
+        plan=between(0.25, 0.75, Prohibited()),
+    ),
+    Profile(
+        name="router-dead",
+        about="A cable to a router that hangs from a quarter to three quarters of the run: its port is up and nobody "
+        "answers, not even ARP.",
+        wifi=_WIFI,
+        plan=together(always(Cable()), between(0.25, 0.75, RouterDead())),
+    ),
+    Profile(
+        name="portal",
+        about="As `captive`, with 3 requests a connection: those from before, which it leaves alone, do not last.",
+        wifi=_WIFI,
+        plan=between(0.25, 0.75, CaptivePortal()),
+        server=ServerSpec(behaviour=Behaviour(requests_max=3)),
+    ),
+    Profile(
+        name="dns-dead",
+        about="DNS does not answer at all; DNS over HTTPS does.",
+        wifi=_4G,
+        dns=DnsSpec(drop_pct=100),
+    ),
+    Profile(
+        name="server-down",
+        about="All addresses of the origin take connections and say nothing from a quarter to three quarters of the "
+        "run; 10 requests a connection.",
+        wifi=_4G,
+        plan=between(0.25, 0.75, Unwell(behaviour=Behaviour(accept_only_pct=100, requests_max=1), unit=(0, 1, 2))),
+        server=ServerSpec(behaviour=_FEW),
+    ),
+)
 
 GROUPS: Final = {
     "Links": _LINKS,
@@ -372,6 +418,7 @@ GROUPS: Final = {
     "Capacity traces": _TRACES,
     "Traps": _TRAPS,
     "More faults": _MORE,
+    "Verdicts": _VERDICTS,
 }
 """All profiles by what they are about."""
 PROFILES: Final = {profile.name: profile for group in GROUPS.values() for profile in group}

@@ -260,6 +260,16 @@ def between(begin: float, end: float, *faults: Fault) -> Plan:
     ]
 
 
+def together(*plans: Plan) -> Plan:
+    """Have what several plans say."""
+
+    def plan(duration_s: float, rng: Rng) -> Iterator[Event]:
+        for each in plans:
+            yield from each(duration_s, rng)
+
+    return plan
+
+
 def each_in_turn(begin: float, end: float, *faults: Fault) -> Plan:
     """Have one fault after the other, without a pause, from one share of the run to another."""
 

@@ -27,6 +27,7 @@ from stormline.lab import specs, traces
 from stormline.lab.chance import SeededRng
 from stormline.lab.control import Shaper
 from stormline.lab.namespaces import CELL, WIFI, Topology, Uplink, require_lab
+from stormline.lab.origin_answers import CHECK_PATH
 from stormline.lab.origin_control import OriginProcess
 from stormline.lab.profiles_model import Event, LinkSpec, Profile
 from stormline.net.clock import SystemClock, SystemRng
@@ -155,6 +156,8 @@ class Stage:
         self.doh_url = f"https://{specs.DOH}/dns-query"
         """DNS over HTTPS (RFC 8484), at the address of `dns_servers`; its certificate is of `ca_file` and for this name
         and that address."""
+        self.check_url = f"http://{v4[usual + 1]}{CHECK_PATH}"
+        """Answers 204 in clear HTTP where no captive portal is in the way; no name has to be resolved for it."""
         self.base_url = f"{self.profile.scheme}://{specs.SHOP}"
         """What clients ask."""
         self.topology.device.set_resolvers(self.dns_servers)

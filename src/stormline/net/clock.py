@@ -2,6 +2,10 @@
 
 import secrets
 import time
+from typing import Final
+
+_BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+"""Linux only: on other systems the monotonic clock goes on in sleep, or nothing tells."""
 
 
 class SystemClock:
@@ -12,6 +16,10 @@ class SystemClock:
     # The functions themselves: a call is asked for its time a dozen times.
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
+
+    def boottime(self) -> float | None:
+        """Seconds that never step and go on while the machine sleeps; None where there is no such clock."""
+        return None if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
 
 class SystemRng:

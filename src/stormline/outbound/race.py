@@ -17,6 +17,7 @@ The race itself runs in the dial's task and sleeps until something ended or is d
 import asyncio
 import errno
 import math
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
@@ -508,13 +509,17 @@ class Race:
 
     def _all_failed(self) -> errors.TransportError:
         story = f"no connection: {self.story()}"
-        if any(isinstance(error, _TlsFailed) for error in self._failures.values()):
-            return errors.TlsError(story, phase=Phase.TLS, maybe_delivered=False)
-        refused = errors.ConnectError(story, phase=Phase.CONNECT, maybe_delivered=False)
-        codes = [each.errno for each in self._failures.values() if isinstance(each, OSError)]
-        if codes and len(codes) == len(self._failures) and NO_WAY_OUT.issuperset(codes):
-            refused.__cause__ = next(iter(self._failures.values()))
-        return refused
+        failures = list(self._failures.values())
+        failed: errors.TransportError
+        if any(isinstance(error, _TlsFailed) for error in failures):
+            failed = errors.TlsError(story, phase=Phase.TLS, maybe_delivered=False)
+        else:
+            failed = errors.ConnectError(story, phase=Phase.CONNECT, maybe_delivered=False)
+        # Of several the one that says most of the path: somebody else answered; there was a way out.
+        strangers = (error for error in failures if isinstance(error.__cause__, ssl.SSLCertVerificationError))
+        tried = (error for error in reversed(failures) if getattr(error, "errno", None) not in NO_WAY_OUT)
+        failed.__cause__ = next(strangers, next(tried, failures[-1] if failures else None))
+        return failed
 
     def _tell_won(self, winner: _Racer) -> None:
         repeats = f", {sum(self._repeats.values())} repeats" if self._repeats else ""

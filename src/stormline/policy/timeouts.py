@@ -309,7 +309,7 @@ class TimeoutPolicy:
     def server_s(self, shape: RequestShape, share: float) -> float | None:
         """Give what the server needs for such a request: as told, else a quantile of what was learned, else None."""
         cost = sound(shape.server_cost_s, limits.SERVER_COST_S_MAX)
-        path = self._paths.find((shape.host, shape.path_class))
+        path = self._path(shape.host, shape.path_class)
         return cost if cost is not None or path is None else path.quantile(share)
 
     def answer_bytes(self, shape: RequestShape) -> int:
@@ -319,7 +319,7 @@ class TimeoutPolicy:
 
     def learned_cost_s(self, shape: RequestShape) -> float | None:
         """Give what answers of its path class have cost the server, at their slowest; None where none has come."""
-        path = self._paths.find((shape.host, shape.path_class))
+        path = self._path(shape.host, shape.path_class)
         return None if path is None else path.quantile(0.95)
 
     def next_timer(self) -> float | None:

@@ -21,7 +21,9 @@ from stormline.core import limits_platform as limits
 from stormline.settings.model import Ports, Section, Settings
 
 PREFIX: Final = "STORMLINE_"
-NOT_SETTINGS: Final = frozenset({"STATE", "CONFIG", "BUNDLE", "DEBUG", "TRACES", "LAB_PEERS", "SIM_SEED"})
+NOT_SETTINGS: Final = frozenset(
+    {"STATE", "CONFIG", "BUNDLE", "DEBUG", "TRACES", "LAB_PEERS", "SIM_SEED", "NETWORK_WATCH", "NETWORK_PROBES"}
+)
 """Variables with our prefix that are no setting: they say where settings are, or are read elsewhere."""
 
 FILE_NAME: Final = "stormline.toml"

@@ -19,6 +19,7 @@ from stormline.client.rules import BusinessRule
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
 from stormline.core.values import Address
+from stormline.net.network import NoNetworkPort
 from stormline.net.resolve import Found
 from stormline.net.stream import TcpStream
 from stormline.outbound.held import Held
@@ -178,8 +179,7 @@ class DirectDevice:
         self._names = names
         self._history = history
         self._rng = rng
-        self._moves = 0
-        self._calls = 0
+        self._moves = self._calls = 0
         link = net.link(
             self.name,
             scenarios.draw_link(scenario.link, rng.child("up")),
@@ -201,11 +201,14 @@ class DirectDevice:
             is_assigned=lambda ip: ip in self.host.addresses,
             names=lambda: _SlowNames(self.host, net, answer, pause),
             environ={},
+            network=lambda how: NoNetworkPort(),
         )
         kind = rng.child("network").choice(direct.networks)
         # Every means of the plan of full effort, in no more steps than all that is known of a run allows for.
         rules = (BusinessRule(plan="key", tries={"attempts": limits.ATTEMPTS_MAX}),) if addresses else ()
-        config = Config(bundle=bundle, network=kind, report=False, addresses=addresses, rules=rules)
+        config = Config(
+            bundle=bundle, network=kind, report=False, addresses=addresses, rules=rules, network_probes=False
+        )
         self.client = AsyncClient(config=config, outside=outside)
         self.runtime = self.client._storm.runtime()
         self.runtime.on_record = self._take_record

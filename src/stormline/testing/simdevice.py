@@ -14,6 +14,7 @@ from stormline.client.outside import Outside
 from stormline.client.transport import AsyncTransport
 from stormline.core import errors, limits
 from stormline.core.values import Address, Secret
+from stormline.net.network import NoNetworkPort
 from stormline.net.resolve import Found
 from stormline.net.stream import TcpStream
 from stormline.telemetry.timeline import CallRecord
@@ -164,9 +165,10 @@ class Device:
             names=lambda: SimNames(self.host, self._net, _shop_only),
             environ={},
             has_route=lambda: True,
+            network=lambda how: NoNetworkPort(),
             is_assigned=lambda ip: ip in self.host.addresses,
         )
-        config = Config(bundle=self._platform.bundle, token=token)
+        config = Config(bundle=self._platform.bundle, token=token, network_probes=False)
         self._transport = AsyncTransport(config=config, outside=outside)
         runtime = self._transport.runtime()
         runtime.on_record = self._take_record

@@ -15,6 +15,7 @@ from stormline.client.api import AsyncClient
 from stormline.client.config import Config
 from stormline.client.outside import Outside
 from stormline.core import errors
+from stormline.net.network import NoNetworkPort
 from stormline.net.resolve import Resolver
 from stormline.netmodel.course import Course
 from stormline.netmodel.params import BlackoutMode, LinkParams
@@ -132,8 +133,10 @@ async def _play(
         is_assigned=lambda ip: ip in host.addresses,
         resolver=lambda: Resolver(SimNames(host, net, answer)),
         environ={},
+        network=lambda how: NoNetworkPort(),
     )
-    async with AsyncClient(config=Config(report=False, deadline_s=PATIENCE_S), outside=outside) as client:
+    config = Config(report=False, deadline_s=PATIENCE_S, network_probes=False)
+    async with AsyncClient(config=config, outside=outside) as client:
         prepare(client)
         acting = asyncio.create_task(_act(course, link, loop))
         looking = asyncio.create_task(_look(client, seen, loop))

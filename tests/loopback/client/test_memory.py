@@ -166,5 +166,5 @@ async def test_file_of_a_full_memory_is_read_in_some_milliseconds(tmp_path, name
         steering.enter_network()
         last = f"host-{3 * limits_memory.MEMORY_HOSTS_MAX - 1}.test"
         known = [Candidate(f"192.0.2.{place}", 443) for place in range(limits_memory.MEMORY_ADDRESSES_MAX)]
-        ranked = steering.addresses.plan("wifi", last, known, asyncio.get_running_loop().time())
+        ranked = steering.addresses.plan(steering.network.id, last, known, asyncio.get_running_loop().time())
         assert {each.why for each in ranked} == {"0 of the last 8 failed"}

@@ -12,7 +12,9 @@ from stormline.client.outside import Outside
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.net.local import has_route
+from stormline.net.recorded import PushedNetwork
 from stormline.net.stream import open_tcp
+from stormline.policy.network import NetworkInfo
 from stormline.testing.world import wait_until
 
 pytestmark = pytest.mark.loopback
@@ -40,22 +42,6 @@ class Machine:
 
     def client(self, **settings):
         return stormline.AsyncClient(config=stormline.Config(**settings), outside=self.outside)
-
-
-class Port:
-    """Somebody who knows whether there is a network."""
-
-    def __init__(self, available):
-        self.available = available
-        self.listeners = []
-
-    def add_listener(self, changed):
-        self.listeners.append(changed)
-
-    def turn(self, available):
-        self.available = available
-        for changed in self.listeners:
-            changed()
 
 
 @pytest.fixture(name="machine")
@@ -131,16 +117,16 @@ async def test_another_request_that_comes_through_lets_them_go(origin, machine):
 
 
 async def test_port_decides_where_there_is_one(origin, machine):
-    there, port = await origin(), Port(available=False)
+    there, port = await origin(), PushedNetwork(NetworkInfo(routed=False))
     machine.there = True
     async with machine.client(network_port=port) as client:
         asking = asyncio.create_task(client.get(there.url(), extensions=WAIT))
         await wait_until(lambda: parked(client))
         assert machine.tries == 0
-        port.turn(False)
+        port.push({"airplane": True})
         await asyncio.sleep(0.02)
         assert parked(client) == 1
-        port.turn(True)
+        port.push({"kind": "cell", "addresses": ["127.0.0.1"]})
         assert (await asking).status_code == 200
     assert machine.looks == 0
 
