@@ -21,7 +21,7 @@ from stormline.client.parking import Parking
 from stormline.client.patterns import answer_pattern, content_length
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
-from stormline.client.watching import StreamWatch
+from stormline.client.watching import BodyWatch, StreamWatch
 from stormline.core import errors, limits
 from stormline.core.clock import Rng
 from stormline.core.phase import Phase
@@ -479,13 +479,12 @@ class Executor:
         run.answering = reply.held
         run.bytes_down = _length(reply.headers)
         began = self._loop.time()
-        watch: StreamWatch | None = None
+        watch: StreamWatch | BodyWatch | None = None
         if streams:
             source.patience(known.stream_timeout_s if known.stream_timeout_s is not None else math.inf)
             if reply.held is not None:
                 watch = StreamWatch(self._steering, self._pool, reply.held)
-        elif may_resume:
-            self._be_patient(run, source)
+        gap_s = self._be_patient(run, source) if may_resume else None
 
         def ended(size: int, whole: bool) -> None:
             self._steering.leave(run)
@@ -500,19 +499,27 @@ class Executor:
                 reply.held.fit(self._steering.window_bytes)
 
         resume = functools.partial(self._resume, run) if may_resume else None
-        return FollowedBody(reply, ended, resume, None if streams else moved)
+        body = FollowedBody(reply, ended, resume, None if streams else moved)
+        if may_resume and gap_s is not None and reply.held is not None and reply.held.can_probe:
+            watch = BodyWatch(gap_s, lambda: run.answering, lambda: body.waiting_since, lambda: body.patience(0.0))
+        return body
 
-    def _be_patient(self, run: Run, source: BodySource) -> None:
+    def _be_patient(self, run: Run, source: BodySource) -> float | None:
         """Bear silences of a body that can be continued elsewhere no longer than they are likely to end.
 
         Not on a slow link: what is under way there would be asked for twice.
+
+        Returns:
+            There: how long a silence is a matter of course; None where they are borne no longer than that.
         """
-        if not self._steering.room(run.request.host):
-            return
         timeouts = self._steering.plan(run, ends_at=math.inf, attempt=run.ladder.tries, attempts=1)
-        if timeouts is not None and timeouts.packet_gap_s is not None:
-            silence_s = run.limits.read_timeout_s
-            source.patience(timeouts.packet_gap_s if silence_s is None else min(silence_s, timeouts.packet_gap_s))
+        if timeouts is None or timeouts.packet_gap_s is None:
+            return None
+        if not self._steering.room(run.request.host):
+            return timeouts.packet_gap_s
+        silence_s = run.limits.read_timeout_s
+        source.patience(timeouts.packet_gap_s if silence_s is None else min(silence_s, timeouts.packet_gap_s))
+        return None
 
     async def _resume(self, run: Run, error: errors.TransportError, fields: Headers) -> Reply:
         """Ask again for a body that broke off; see `following.Resume`."""

@@ -50,13 +50,16 @@ class FollowedBody:
 
     Args:
         reply: whose body it is.
-        ended: called once, with the bytes that passed and whether they were all.
+        ended: called once, with the bytes that passed and whether they were all, and came from one answer.
         resume: sends the request again; None where the body must not be continued.
         moved: told now and then of a body that takes long how many bytes came in how many seconds.
+
+    Attributes:
+        waiting_since: the loop's time since when the reader waits for the next piece; None where it does not.
     """
 
     __slots__ = ("_began_at", "_beginning", "_digest", "_ended", "_loop", "_measure_at", "_moved", "_reply",
-                 "_resume", "_source", "_taken")  # fmt: skip
+                 "_resume", "_source", "_taken", "_together", "waiting_since")  # fmt: skip
 
     def __init__(
         self,
@@ -74,6 +77,8 @@ class FollowedBody:
         self._ended: Callable[[int, bool], None] | None = ended
         self._resume = resume
         self._taken = 0
+        self._together = True  # it came from one answer, so that its time says something of the link
+        self.waiting_since: float | None = None
         self._beginning: list[bytes] = []
         self._digest: hashlib.blake2b | None = None
 
@@ -88,17 +93,21 @@ class FollowedBody:
 
     async def read(self) -> bytes:
         """See `BodySource.read`."""
+        self.waiting_since = self._loop.time()
         try:
             data = await self._source.read()
         except errors.TransportError as error:
             if self._resume is None:
                 self._end(whole=False)
                 raise
+            self._together, self._moved = False, None
             data = await self._go_on(error, self._resume)
+        finally:
+            self.waiting_since = None
         if data:
             self._keep(data)
         else:
-            self._end(whole=True)
+            self._end(whole=self._together)
         return data
 
     async def aclose(self) -> None:

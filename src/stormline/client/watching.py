@@ -1,6 +1,7 @@
-"""Looks after an answer that may be silent for hours."""
+"""Looks after answers that are silent: for hours, as event streams may be, or in the middle of a body."""
 
 import asyncio
+from collections.abc import Callable
 
 from stormline.client.steering import Steering
 from stormline.core import limits
@@ -40,3 +41,55 @@ class StreamWatch:
     def end(self) -> None:
         """The stream is over."""
         self._timer.cancel()
+
+
+class BodyWatch:
+    """Tells a server that has stopped in the middle of a body from a slow or dark link, on HTTP/2.
+
+    What a server has sent comes before its answer to a later ping. Where that answer is there and no more of the body
+    came, none of it is on its way, however slow the link is: it may be asked for elsewhere.
+
+    Args:
+        gap_s: silence that is a matter of course.
+        held: gives the connection that the body comes over.
+        since: gives the loop's time since when somebody waits in vain for the next piece; None: nobody does.
+        stopped: called where the server has stopped; the body then fails, and may go on elsewhere.
+    """
+
+    __slots__ = ("_gap_s", "_held", "_loop", "_since", "_stopped", "_task", "_timer")
+
+    def __init__(
+        self,
+        gap_s: float,
+        held: Callable[[], Held | None],
+        since: Callable[[], float | None],
+        stopped: Callable[[], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._gap_s = gap_s
+        self._held = held
+        self._since = since
+        self._stopped = stopped
+        self._task: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(gap_s, self._look)
+
+    def _look(self) -> None:
+        since = self._since()
+        left_s = self._gap_s if since is None else self._gap_s - (self._loop.time() - since)
+        if since is None or left_s > 0.0:
+            self._timer = self._loop.call_later(left_s, self._look)
+        else:
+            self._task = self._loop.create_task(self._ask(since), name="ask whether a body's server lives")
+
+    async def _ask(self, since: float) -> None:
+        held = self._held()
+        shared = None if held is None else held.shared
+        if shared is not None and await shared.fence(limits.HEARTBEAT_ANSWER_S) and self._since() == since:
+            self._stopped()
+        self._timer = self._loop.call_later(self._gap_s, self._look)
+
+    def end(self) -> None:
+        """The body is over."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()

@@ -52,10 +52,10 @@ class Http2Connection:
         on_news: called after bytes of the peer were dealt with, and when the connection is over; must not raise.
     """
 
-    __slots__ = ("_base", "_checking", "_closed", "_codec", "_going_away", "_loop", "_open", "_pending", "_ping_sent",
-                 "_pings", "_reader", "_requests", "_reset_at", "_resets_left", "_rest", "_retired", "_sending",
-                 "_uploads", "_wake", "_write_error", "_writer", "_written", "answered_at", "exchanges", "idle_since",
-                 "on_news", "served", "stream")  # fmt: skip
+    __slots__ = ("_base", "_checking", "_closed", "_codec", "_fences", "_going_away", "_loop", "_open", "_pending",
+                 "_ping_sent", "_pings", "_reader", "_requests", "_reset_at", "_resets_left", "_rest", "_retired",
+                 "_sending", "_uploads", "_wake", "_write_error", "_writer", "_written", "answered_at", "exchanges",
+                 "idle_since", "on_news", "served", "stream")  # fmt: skip
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class Http2Connection:
         self._retired = self._going_away = self._closed = False
         self._write_error: BaseException | None = None
         self._checking: asyncio.Future[bool] | None = None
+        self._fences: dict[int, asyncio.Future[bool]] = {}
         self._ping_sent = False
         self._pings = 0
         self._wake: asyncio.Future[None] | None = None
@@ -145,6 +146,25 @@ class Http2Connection:
             return False
         await asyncio.wait([checking], timeout=timeout_s)
         return checking.done() and checking.result()
+
+    async def fence(self, timeout_s: float) -> bool:
+        """Wait until all is here that the peer had sent by now: until it has answered a PING of ours (RFC 9113 section
+        6.7), which comes after that. False where it does not in time, or the connection ends.
+
+        Cancellation is harmless.
+        """
+        if self._closed or self._write_error is not None:
+            return False
+        self._pings += 1
+        number = self._pings
+        self._codec.ping(number.to_bytes(8, "big"))
+        answered = self._fences[number] = self._loop.create_future()
+        self._wake_writer()
+        try:
+            await asyncio.wait([answered], timeout=timeout_s)
+        finally:
+            self._fences.pop(number, None)
+        return answered.done() and answered.result()
 
     def ping(self) -> None:
         """Send a PING, unless one is out already or the connection is over; `stream.heard_at` tells what came of it."""
@@ -265,6 +285,9 @@ class Http2Connection:
         self._wake_writer()
         if self._checking is not None and not self._checking.done():
             self._checking.set_result(False)
+        for fence in self._fences.values():
+            if not fence.done():
+                fence.set_result(False)
         for exchange in [*self._open.values(), *self._pending]:
             exchange.fail(self._failure(exchange, cause))
         if self.on_news is not None:
@@ -501,6 +524,9 @@ class Http2Connection:
             self._wake_writer()
         elif isinstance(event, wire.PingAck):
             self._answered()
+            fence = self._fences.get(int.from_bytes(event.data, "big"))
+            if fence is not None and not fence.done():
+                fence.set_result(True)
         elif isinstance(event, wire.GoAway):
             self._go_away(event)
         else:

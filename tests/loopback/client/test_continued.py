@@ -1,6 +1,7 @@
 """Bodies that break off or stop in their middle, and those that only take their time."""
 
 import asyncio
+import contextlib
 import gzip
 import importlib
 import ssl
@@ -12,6 +13,7 @@ import pytest
 import stormline
 from stormline.client import runtime
 from stormline.client.background import BACKGROUND
+from stormline.client.steering import Steering
 from stormline.core import limits
 from stormline.core.values import Address
 from stormline.policy import timeouts
@@ -25,6 +27,7 @@ LONG = b"".join(b"%07d," % n for n in range(12_000))
 """Long enough that its rest is asked for by range."""
 HALF = len(LONG) // 2
 TAG = '"v1"'
+NAME = "site.test"
 
 
 @pytest.fixture(autouse=True)
@@ -325,3 +328,69 @@ class _Large:
             await writer.drain()
             await reader.read()
         writer.close()
+
+
+@pytest.fixture(name="tls")
+def _tls(pki):
+    """Make a server's context with a certificate for a name."""
+
+    def make(name=NAME, *alpn):
+        files = pki.ca.issue(name.replace(".", "-"), names=[name])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(files.certificate, files.key)
+        context.set_alpn_protocols(list(alpn or ("http/1.1",)))
+        return context
+
+    return make
+
+
+class TestSlowLink:
+    """Where silence is a matter of course an answered ping tells that no more of the body is on its way."""
+
+    @pytest.fixture(autouse=True)
+    def _slow(self, monkeypatch):
+        monkeypatch.setattr(Steering, "room", lambda self, host: False)
+        monkeypatch.setattr(limits, "TIMEOUT_GAP_SLOW_S_MIN", 0.3)
+
+    @staticmethod
+    async def server(tls, script):
+        async def connected(reader, writer):
+            with contextlib.suppress(OSError, EOFError):
+                await Peer(reader, writer).serve(script)
+
+        listening = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls(NAME, "h2"))
+        return listening, Address(*listening.sockets[0].getsockname()[:2])
+
+    @pytest.mark.parametrize("answers_pings", [True, False])
+    async def test_body_is_asked_for_again_where_its_server_has_stopped_and_only_there(
+        self, tls, trust, names, answers_pings
+    ):
+        asked = []
+
+        async def silence():
+            """Say nothing any more."""
+
+        async def script(peer):
+            request = await peer.wait(h2.events.RequestReceived)
+            asked.append(request.stream_id)
+            if len(asked) > 1:
+                await peer.answer(request.stream_id, SHORT)
+                return
+            peer.h2.send_headers(request.stream_id, [(b":status", b"200"), (b"content-length", b"%d" % len(SHORT))])
+            peer.h2.send_data(request.stream_id, SHORT[:500])
+            await peer.flush()
+            if not answers_pings:
+                peer.flush = silence
+            await peer.wait(h2.events.RequestReceived, 2)
+
+        listening, address = await self.server(tls, script)
+        transport = stormline.AsyncTransport(verify=trust("h2"), outside=names({NAME: address}))
+        async with listening, httpx2.AsyncClient(transport=transport, timeout=30.0) as client:
+            asking = asyncio.create_task(client.get(f"https://{NAME}/"))
+            done, _ = await asyncio.wait([asking], timeout=10.0 if answers_pings else 1.5)
+            assert len(asked) == (2 if answers_pings else 1)
+            if done:
+                assert asking.result().content == SHORT
+                assert any("asking again" in line for line in story(asking.result()))
+            asking.cancel()
+            await asyncio.wait([asking])
