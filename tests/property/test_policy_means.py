@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from stormline.core import limits
 from stormline.core.values import Address
+from stormline.policy import means
 from stormline.policy.means import Means, Outcome, Step, plan
 from stormline.policy.presets import Preset
 from stormline.policy.resend import SAFE_METHODS
@@ -130,3 +131,17 @@ def test_plan_keeps_to_its_preset_whatever_happens(
         assert by[Means.IP_DIRECT] <= preset.ip_direct
     if method not in SAFE_METHODS or preset.tls_only or not clear:
         assert Means.CLEAR not in {step.means for step in tried}
+
+
+@given(
+    st.sets(st.sampled_from(sorted(means.SWITCHES))), st.sampled_from(["GET", "POST", "PUT"]), st.booleans(),
+    st.booleans(), st.lists(st.booleans(), max_size=8),
+)  # fmt: skip
+def test_origin_that_is_known_by_name_alone_gets_the_steps_of_a_plan(off, method, has_key, resends, ends):
+    common = {"disabled": frozenset(off), "method": method, "has_key": has_key, "resends": resends}
+    ladders = means.by_name(**common), means.plan(long=False, origins=(), **common)
+    outcome = None
+    for maybe in ends:
+        one, other = (ladder.next(outcome) for ladder in ladders)
+        assert one == other
+        outcome = means.Outcome(maybe_delivered=maybe)

@@ -9,7 +9,8 @@ from stormline.core import limits_lab
 from stormline.core import limits_platform as limits
 from stormline.core.values import Address
 from stormline.net.sessions import TlsSessions
-from stormline.net.stream import TcpStream, start_tls
+from stormline.net.stream import TcpStream
+from stormline.net.tls import start_tls
 from stormline.netmodel.params import BlackoutMode, LinkParams
 from stormline.testing.buggify import Buggify
 from stormline.testing.simloop import SimRng, on_virtual_time

@@ -36,6 +36,7 @@ from stormline.outbound.proxy_rules import DIRECT, ProxyRules
 from stormline.policy import means
 from stormline.policy.budget import retry_after_s
 from stormline.policy.means import Means, Outcome, Step
+from stormline.policy.presets import ORDINARY
 from stormline.policy.reconnect import renewable
 from stormline.policy.resend import SAFE_METHODS
 from stormline.policy.shape import Pattern, RequestShape
@@ -107,6 +108,7 @@ class Executor:
         self._proxies = proxies
         self._left = left
         self._addresses = addresses
+        self._plain = not (addresses or proxies)
         self._h1 = h1 and not proxies
         self._network = network
         self._open_tcp = open_tcp
@@ -586,6 +588,9 @@ class Executor:
         """Lay out the steps of a call."""
         request = run.request
         preset, run.off = run.limits.preset, disabled
+        if self._plain and preset is ORDINARY and not endpoints and run.limits.clear is None:
+            method, has_key = request.method.upper(), _has_key(request)
+            return means.by_name(disabled=disabled, method=method, has_key=has_key, resends=run.limits.resends)
         if preset.tls_only and request.scheme != "https":
             raise errors.LocalProtocolError(f"{request.host}: the plan {preset.name!r} asks over TLS only")
         proxied = self._proxies.proxy_for(request.scheme, request.host, request.port) is not None

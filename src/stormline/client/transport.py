@@ -46,14 +46,15 @@ def make_config(config: Config | None, bundle: "Bundle | str | os.PathLike[str] 
 def run_request(runtime: Runtime, request: Any, body: Any) -> Coroutine[None, None, Answer]:
     """Run a request of either module on the runtime's loop."""
     url = request.url
-    scheme = url.scheme
+    scheme, target = url.scheme, url.raw_path
+    path = target.partition(b"?")[0].decode("ascii", "replace")
     host = url.raw_host.decode("ascii")
     extensions = request.extensions
-    rule = None if runtime.rules is None else runtime.rule(request.method, host, url.raw_path)
+    rule = None if runtime.rules is None else runtime.rule(request.method, host, target)
     trace = runtime.trace(
         method=request.method,
         host=host,
-        path=url.path,
+        path=url.path if "%" in path else path,
         business=str(extensions.get("stormline.business", "")),
         rule=rule,
     )
@@ -68,7 +69,7 @@ def run_request(runtime: Runtime, request: Any, body: Any) -> Coroutine[None, No
         scheme=scheme,
         host=host,
         port=url.port or (443 if scheme == "https" else 80),
-        target=url.raw_path,
+        target=target,
         headers=tuple(request.headers.raw),
         body=body,
         extensions=extensions,

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 from stormline.core import limits_network as limits
 from stormline.core.errors import ConfigError
 from stormline.core.values import Address
-from stormline.net.stream import Stream, start_tls
+from stormline.net.stream import Stream
+from stormline.net.tls import start_tls
 from stormline.policy.network import NetworkInfo
 from stormline.policy.verdict import Finding
 

@@ -14,7 +14,8 @@ from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.sessions import TlsSessions
-from stormline.net.stream import Stream, TcpStream, open_tcp, reason_of, start_tls
+from stormline.net.stream import Stream, TcpStream, open_tcp, reason_of
+from stormline.net.tls import start_tls
 from stormline.outbound.race import Advice as Advice
 from stormline.outbound.race import OpenTcp as OpenTcp
 from stormline.outbound.race import Pace as Pace

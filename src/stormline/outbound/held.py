@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
-from stormline.net.stream import Stream, TlsStream
+from stormline.net.stream import Stream
+from stormline.net.tls import TlsStream
 from stormline.outbound.http1 import Http1Connection
 from stormline.outbound.messages import HttpRequest
 

@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
-from stormline.net.stream import Stream, reason_of
+from stormline.net.stream import Stream, TcpStream, reason_of
+from stormline.net.tls import TlsStream
 from stormline.outbound import http2_codec as wire
 from stormline.outbound.http2_exchange import Bounds, Exchange
 from stormline.outbound.http2_request import RequestEncoder
@@ -89,7 +90,11 @@ class Http2Connection:
         self._wake: asyncio.Future[None] | None = None
         self._sending = False  # the kernel has not all of a batch yet
         self._rest: _Batch | None = None  # what of it is the writer's to send
-        self._reader = self._loop.create_task(self._read(), name="http/2 reader")
+        self._reader: asyncio.Task[None] | None = None
+        if isinstance(stream, TcpStream | TlsStream) and stream.watch(self._take_what_came):
+            self._loop.call_soon(self._take_what_came)  # what has come with the handshake
+        else:
+            self._reader = self._loop.create_task(self._read(), name="http/2 reader")
         self._writer = self._loop.create_task(self._write(), name="http/2 writer")
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -476,32 +481,50 @@ class Http2Connection:
                     del self._uploads[exchange]
 
     # -- reading --------------------------------------------------------------------------------------------------
-    async def _read(self) -> None:
-        codec, stream = self._codec, self.stream
+    def _take_what_came(self) -> None:
+        """Deal with what has come; called by the loop. However fast the peer is, others have their turn."""
+        if self._closed:
+            return
         try:
-            while True:
-                data = await stream.receive()
-                if not data:
-                    self._lost(None)
+            for _ in range(limits.EAGER_OPERATIONS_MAX):
+                data = self.stream.receive_nowait()
+                if data is None or not self._take(data):
                     return
-                if self._checking is not None and self._ping_sent:
-                    self._answered()
-                for event in codec.receive_data(data):
-                    self._handle(event)
-                if codec.wants_send or self._pending:
-                    self._wake_writer()
-                if self.on_news is not None:
-                    self.on_news()
-        except wire.ConnectionBroken as error:
-            if not self._closed:
-                with contextlib.suppress(Exception):
-                    self._send_last_words()
-            self._lost(error)
-        except (OSError, ssl.SSLError) as error:
-            self._lost(error)
+            self._loop.call_soon(self._take_what_came)  # TLS may hold more than the socket shows
         except BaseException as error:
-            self._lost(error)
-            raise
+            self._broke(error)
+
+    async def _read(self) -> None:
+        try:
+            while self._take(await self.stream.receive()):
+                pass
+        except BaseException as error:
+            self._broke(error)
+
+    def _take(self, data: bytes) -> bool:
+        """Deal with bytes of the peer, none at its end; False where nothing more is to come."""
+        if not data:
+            self._lost(None)
+            return False
+        codec = self._codec
+        if self._checking is not None and self._ping_sent:
+            self._answered()
+        for event in codec.receive_data(data):
+            self._handle(event)
+        if codec.wants_send or self._pending:
+            self._wake_writer()
+        if self.on_news is not None:
+            self.on_news()
+        return not self._closed
+
+    def _broke(self, error: BaseException) -> None:
+        """End everything: reading failed. What is no fault of peer or path is raised again."""
+        if isinstance(error, wire.ConnectionBroken) and not self._closed:
+            with contextlib.suppress(Exception):
+                self._send_last_words()
+        self._lost(error)
+        if not isinstance(error, wire.ConnectionBroken | OSError | ssl.SSLError):
+            raise error
 
     def _answered(self) -> None:
         if self._checking is not None and not self._checking.done():

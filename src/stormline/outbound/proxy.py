@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
-from stormline.net.stream import Stream, reason_of, start_tls
+from stormline.net.stream import Stream, reason_of
+from stormline.net.tls import start_tls
 from stormline.net.trust import foreign_context
 from stormline.outbound.dial import AddressSource, interleave, quiet
 from stormline.outbound.messages import HttpRequest

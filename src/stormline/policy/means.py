@@ -267,6 +267,25 @@ def plan(
     )
 
 
+def by_name(*, disabled: Collection[str], method: str, has_key: bool, resends: bool) -> Ladder:
+    """Lay out the ordinary steps for a request whose origin is known by its name alone: what `plan` gives for it."""
+    if Means.DIRECT in disabled or (Means.ORIGINAL not in disabled and ORDINARY.original):
+        return plan(long=False, origins=(), disabled=disabled, method=method, has_key=has_key, resends=resends)
+    return Ladder(
+        _BY_NAME,
+        method=method,
+        has_key=has_key,
+        resends=resends,
+        repeat=_BY_NAME[0],
+        repeats=_BY_NAME_REPEATS,
+        attempts=ORDINARY.attempts,
+    )
+
+
 def _repeats(most: int | None, planned: int, preset: Preset) -> int:
     """Give how often the last means may be tried beyond what is planned of it."""
     return max(0, (preset.attempts if most is None else most) - planned)
+
+
+_BY_NAME: Final = (Step(Means.DIRECT),)
+_BY_NAME_REPEATS: Final = _repeats(ORDINARY.direct, 1, ORDINARY)

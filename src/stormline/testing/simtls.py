@@ -1,6 +1,6 @@
 """TLS 1.3 in simulation: its round trips, record sizes and failures, without its cryptography.
 
-`net.stream.TlsStream` runs unchanged above it: `SimTlsContext.wrap_bio` gives an object that speaks like
+`net.tls.TlsStream` runs unchanged above it: `SimTlsContext.wrap_bio` gives an object that speaks like
 `ssl.SSLObject`. A record is five bytes of header, the text, and 17 bytes that stand for content type and tag.
 
     client hello  ->                        server name, ALPN offered; 517 bytes, 770 with a ticket

@@ -18,7 +18,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from h2.settings import SettingCodes
 
 from stormline.core.values import Address
-from stormline.net.stream import Stream, open_tcp, start_tls
+from stormline.net.stream import Stream, open_tcp
+from stormline.net.tls import start_tls
 from stormline.net.trust import roles_context
 from stormline.outbound.http2 import Http2Connection
 from stormline.testing.http2 import Peer, Script

@@ -10,7 +10,8 @@ import pytest
 
 from stormline.core.values import Address
 from stormline.net.sessions import TlsSessions
-from stormline.net.stream import open_tcp, start_tls
+from stormline.net.stream import open_tcp
+from stormline.net.tls import start_tls
 
 pytestmark = pytest.mark.loopback
 

@@ -13,7 +13,8 @@ import uvloop
 from stormline.core import errors, limits
 from stormline.core.values import Address
 from stormline.net import stream as streams
-from stormline.net.stream import TcpStream, open_tcp, start_tls
+from stormline.net.stream import TcpStream, open_tcp
+from stormline.net.tls import start_tls
 from stormline.net.trust import roles_context
 
 pytestmark = pytest.mark.loopback

@@ -15,7 +15,8 @@ import pytest
 from stormline.core.values import Address
 from stormline.net import stream as streams
 from stormline.net import tcpinfo
-from stormline.net.stream import open_tcp, start_tls
+from stormline.net.stream import open_tcp
+from stormline.net.tls import start_tls
 from stormline.net.trust import roles_context
 
 pytestmark = [

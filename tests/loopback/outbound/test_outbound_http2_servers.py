@@ -11,7 +11,8 @@ import pytest
 
 from stormline.core import limits
 from stormline.core.values import Address
-from stormline.net.stream import open_tcp, start_tls
+from stormline.net.stream import open_tcp
+from stormline.net.tls import start_tls
 from stormline.net.trust import roles_context
 from stormline.outbound.http2 import Http2Connection
 from stormline.outbound.http2_codec import encode

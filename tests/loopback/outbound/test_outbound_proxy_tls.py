@@ -11,7 +11,7 @@ from stormline.core import errors
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.clock import SystemClock
-from stormline.net.stream import TlsStream
+from stormline.net.tls import TlsStream
 from stormline.net.trust import roles_context
 from stormline.outbound.dial import Dialer
 from stormline.outbound.messages import HttpRequest
