@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import importlib
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -111,9 +112,10 @@ class AsyncTransport(AsyncBaseTransport):
         self._activity = Activity.FOREGROUND
 
     async def __aenter__(self) -> Self:
-        """Give the transport; it is made ready at its first request, or now where `Config.preconnect` asks for it."""
-        if self._config.preconnect:
-            self.runtime()
+        """Make the transport ready, and give it; without `async with` it is made ready at its first request."""
+        self.runtime()
+        if self._config.http2:
+            importlib.import_module("stormline.outbound.http2")  # now, and not while the first request waits
         return self
 
     async def __aexit__(self, *exc: object) -> None:

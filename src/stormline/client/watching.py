@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from stormline.client.steering import Steering
 from stormline.core import limits
@@ -43,6 +44,10 @@ class StreamWatch:
         self._timer.cancel()
 
 
+_SOON_S: Final = 0.001
+"""A look that is due so soon is due."""
+
+
 class BodyWatch:
     """Tells a server that has stopped in the middle of a body from a slow or dark link, on HTTP/2.
 
@@ -76,7 +81,7 @@ class BodyWatch:
     def _look(self) -> None:
         since = self._since()
         left_s = self._gap_s if since is None else self._gap_s - (self._loop.time() - since)
-        if since is None or left_s > 0.0:
+        if since is None or left_s > _SOON_S:
             self._timer = self._loop.call_later(left_s, self._look)
         else:
             self._task = self._loop.create_task(self._ask(since), name="ask whether a body's server lives")

@@ -314,6 +314,8 @@ class TcpStream:
         if self._sock is None:
             raise closed_error()
         if self._arrived is None:
+            if self._drained and self._watcher is not None:
+                return None  # the loop says when there is more
             return self._recv(self._sock, size_max)
         arrived, self._arrived = self._arrived, None
         if isinstance(arrived, OSError):
@@ -411,6 +413,7 @@ class TcpStream:
     def _on_readable(self) -> None:
         """Take what has come for the task that waits, or stop watching where none does."""
         if self._watcher is not None:
+            self._drained = False
             self._watcher()
             return
         waiter, sock = self._reader, self._sock

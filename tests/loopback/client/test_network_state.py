@@ -253,8 +253,8 @@ async def test_every_way_to_watch_carries_requests_and_leaves_nothing(server, ho
 
 async def test_way_to_watch_may_come_from_the_environment(server):
     outside = Outside(environ={"STORMLINE_NETWORK_WATCH": "nonsense"})
-    async with stormline.AsyncClient(outside=outside) as client:
-        with pytest.raises(ConfigError, match="nonsense"):
+    with pytest.raises(ConfigError, match="nonsense"):
+        async with stormline.AsyncClient(outside=outside) as client:
             await client.get(server.url())
 
 
