@@ -18,6 +18,9 @@ LAB_ARGS ?=
 SOAK_S ?= 600
 LOCK_ARGS ?=
 
+# Those whose subject is the client; the laboratory and the platform are Linux'.
+PORTABLE_TESTS := tests/unit tests/property tests/loopback tests/sim tests/regressions
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -42,7 +45,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 need_command = if ! $(BIN)/stormline $(1) --help >/dev/null 2>&1; then \
 	echo "make: 'stormline $(1)' is not in this version yet (docs/features.md says what works)" >&2; exit 2; fi
 
-.PHONY: help setup peers system-tools up test check format docs bench lab soak lock clean
+.PHONY: help setup peers system-tools up test test-portable check format docs bench lab soak lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -103,6 +106,9 @@ up: setup  ## set up and run the whole platform with the demo shop (DEMO=0: with
 
 test: setup peers system-tools  ## set up and run all tests
 	@exec $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
+
+test-portable: setup  ## the tests without what only Linux has: TCP_INFO, MPTCP, the routing socket, its files and clocks
+	@STORMLINE_PORTABLE=1 exec $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile $(or $(TEST_ARGS),$(PORTABLE_TESTS))
 
 check: setup  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

@@ -198,6 +198,8 @@ CONFIGURATION_OTHERS = """
 | `STORMLINE_CONFIG` | the configuration file; else `stormline.toml` in the state folder |
 | `STORMLINE_LAB_PEERS` | environment (folder) of the laboratory's other clients; else `.venv-peers` beside our own |
 | `STORMLINE_TRACES` | the folder of capacity recordings for the laboratory |
+| `STORMLINE_NETWORK_WATCH`, `STORMLINE_NETWORK_PROBES` | see [Networks](../explanation/networks.md) |
+| `STORMLINE_PORTABLE` | `1`: do without what only Linux has: [Networks](../explanation/networks.md#on-other-systems) |
 | `STORMLINE_DEBUG` | `1` shows tracebacks of errors that are otherwise one line |
 """
 

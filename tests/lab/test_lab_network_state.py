@@ -16,12 +16,13 @@ import pytest
 from stormline.lab import verdicts
 from stormline.lab.namespaces import Namespace
 from stormline.lab.tun import inside
-from stormline.net import probes
+from stormline.net import probes, system
 from stormline.net.netlink import NetlinkPort
 from stormline.policy.verdict import Confidence, Finding
 from stormline.testing.world import wait_until
 
 pytestmark = pytest.mark.lab
+needs_linux = pytest.mark.skipif(system.PORTABLE, reason="what is asked here is switched off (STORMLINE_PORTABLE)")
 
 numbers = itertools.count(9000)  # beside those of topologies
 
@@ -51,6 +52,8 @@ UP = "ip link set eth0 up\nip address add 192.0.2.2/24 dev eth0\nip route add de
 
 @pytest.fixture(name="port")
 def _port(cable: Cable) -> Iterator[NetlinkPort]:
+    if system.PORTABLE:
+        pytest.skip("the routing socket is switched off (STORMLINE_PORTABLE)")
     with inside(cable.device.path):
         port = NetlinkPort()
     yield port
@@ -149,6 +152,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@needs_linux
 def test_machine_that_slept_has_its_idle_connections_made_anew(tmp_path: Path) -> None:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -183,6 +187,7 @@ def test_machine_that_slept_has_its_idle_connections_made_anew(tmp_path: Path) -
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
+@needs_linux
 @pytest.mark.timeout(300)
 def test_verdicts_on_every_fault_are_right_and_never_surely_wrong(tmp_path: Path) -> None:
     """One seed of each case; `stormline lab verdicts` makes as many as one likes."""

@@ -23,6 +23,7 @@ from stormline.lab.namespaces import CELL, WIFI, Uplink
 from stormline.lab.profiles_model import Profile, ServerSpec, link
 from stormline.lab.stage import Stage
 from stormline.lab.tun import inside
+from stormline.net import system
 from stormline.net.clock import SystemClock
 from stormline.testing import world as worlds
 from stormline.testing.gateway import GatewayEnd, ScriptedGateway, answering
@@ -368,7 +369,16 @@ def test_switch_that_nobody_tells_costs_the_long_connection_no_call(device: Devi
     assert [each["status"] for each in answers] == [200] * GETS
 
 
-@pytest.mark.parametrize("watch", ["netlink", "polling"])
+@pytest.mark.parametrize(
+    "watch",
+    [
+        pytest.param(
+            "netlink",
+            marks=pytest.mark.skipif(system.PORTABLE, reason="the routing socket is switched off (STORMLINE_PORTABLE)"),
+        ),
+        "polling",
+    ],
+)
 def test_switch_that_only_the_system_tells_leaves_no_request_on_a_dead_connection(device: Device) -> None:
     names = [device.say("network")]
     warm(device)

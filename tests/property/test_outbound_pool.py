@@ -200,7 +200,7 @@ class World:
         await self.check()
         assert (self.pool.open_connections, self.pool.idle_connections, self.net.open) == (0, 0, set())
         assert not self.pool._places
-        assert not self.pool._checks
+        assert not self.pool._checks._tasks
 
 
 def play(steps):

@@ -74,6 +74,10 @@ class TestSources:
         settings = _load(tmp_path, "[ports]\ngateway = 9000\napm = 9001\n", {"STORMLINE_PORTS__GATEWAY": "9100"})
         assert (settings.ports.gateway, settings.ports.apm) == (9100, 9001)
 
+    @pytest.mark.parametrize("name", sorted(load.NOT_SETTINGS - {"STATE", "CONFIG"}))
+    def test_load_variable_that_is_no_setting_is_left_alone(self, tmp_path: Path, name: str) -> None:
+        assert _load(tmp_path, env={f"STORMLINE_{name}": "1"}) == _load(tmp_path)
+
     def test_load_command_line_wins_over_environment(self, tmp_path: Path) -> None:
         env = {"STORMLINE_NATS__URL": "nats://127.0.0.1:1"}
         assert _load(tmp_path, env=env, nats__url="nats://127.0.0.1:2").nats.url == "nats://127.0.0.1:2"

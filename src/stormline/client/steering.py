@@ -306,9 +306,8 @@ class Steering:
         queue = self._queue(call)
         up, down = self.timeouts.bytes_per_s(self.network, now)
         known = [rate for rate in (up, down) if rate is not None]
-        rtt_s = self.timeouts.rtt_s(self.network, call.shape.host, 0.5)
-        if rtt_s is None and info is not None:
-            rtt_s = info.rtt_s
+        learned_s = self.timeouts.rtt_s(self.network, call.shape.host, 0.5)
+        rtt_s = learned_s if info is None or info.rtt_s is None else info.rtt_s
         return stall.plan(
             stall.Silence(
                 waited_s=now - asked_at,
@@ -318,7 +317,7 @@ class Steering:
                 backoffs=None if info is None else info.backoffs,
                 rto_s=None if info is None else info.rto_s,
                 ack_age_s=None if info is None else info.ack_age_s,
-                rtt_s=None if info is None else info.rtt_s,
+                rtt_s=rtt_s,
                 network_age_s=now - max(self._heard_at, held.heard_at),
                 can_probe=held.can_probe,
                 probe_age_s=held.probe_age_s(now),
@@ -330,7 +329,7 @@ class Steering:
             ),
             stall.Link(
                 bytes_per_s=min(known, default=None),
-                rtt_s=rtt_s,
+                rtt_s=learned_s if learned_s is not None else rtt_s,
                 queued_bytes=queue.bytes_up + queue.bytes_down,
                 state=self.timeouts.state(self.network, now),
             ),

@@ -4,7 +4,9 @@ import secrets
 import time
 from typing import Final
 
-_BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+from stormline.net.system import LINUX
+
+_BOOTTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None) if LINUX else None
 """Linux only: on other systems the monotonic clock goes on in sleep, or nothing tells."""
 
 

@@ -14,6 +14,7 @@ from stormline.core.values import Secret
 from stormline.net import radio, rtnetlink
 from stormline.net.polling import FAR
 from stormline.net.probes import Beside
+from stormline.net.system import FILES
 from stormline.policy.network import NetworkInfo, prefix_of
 
 _DENIED: Final = (errno.EACCES, errno.EPERM)
@@ -95,7 +96,7 @@ class NetlinkPort:
         OSError: there is no routing socket here, or it is forbidden.
     """
 
-    def __init__(self, *, root: Path = Path("/")) -> None:
+    def __init__(self, *, root: Path = FILES) -> None:
         self._root = root
         self._asker = Asker()
         self._news: socket.socket | None = None

@@ -5,12 +5,12 @@ and whoever else knows (`net.recorded`): a phone's host language, or a recorded 
 """
 
 import socket
-import sys
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from stormline.core.errors import ConfigError
 from stormline.net.probes import Beside
+from stormline.net.system import LINUX
 from stormline.policy.network import NOTHING_KNOWN, NetworkInfo
 
 WATCHES: Final = ("auto", "netlink", "polling", "off")
@@ -77,7 +77,7 @@ def open_port(how: str) -> NetworkPort:
         raise ConfigError(f"network watch {how!r}: expected one of {', '.join(WATCHES)}")
     if how == "off":
         return NoNetworkPort()
-    if how != "polling" and sys.platform in ("linux", "android") and hasattr(socket, "AF_NETLINK"):
+    if how != "polling" and LINUX and hasattr(socket, "AF_NETLINK"):
         from stormline.net.netlink import NetlinkPort
 
         try:
@@ -86,5 +86,5 @@ def open_port(how: str) -> NetworkPort:
             if how == "netlink":
                 raise ConfigError(f"network watch netlink: {error.strerror or error}") from error
     if how == "netlink":
-        raise ConfigError("network watch netlink: this system has none")
+        raise ConfigError("network watch netlink: this system has none, or STORMLINE_PORTABLE is set")
     return PollingPort()

@@ -15,6 +15,7 @@ from typing import Final
 from stormline.core import limits_network as limits
 from stormline.net import radio
 from stormline.net.probes import Beside
+from stormline.net.system import FILES
 from stormline.policy.network import NetworkInfo, prefix_of
 
 FAR: Final = ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -30,7 +31,7 @@ class PollingPort:
         root: where `sys` and `proc` are, where there are such.
     """
 
-    def __init__(self, *, root: Path = Path("/")) -> None:
+    def __init__(self, *, root: Path = FILES) -> None:
         self._root = root
         self._changed: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

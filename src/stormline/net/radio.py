@@ -11,6 +11,7 @@ from typing import Final
 
 from stormline.core import limits_network as limits
 from stormline.core.values import Secret
+from stormline.net.system import FILES, LINUX
 
 _NET: Final = "sys/class/net"
 _RFKILL: Final = "sys/class/rfkill"
@@ -31,7 +32,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def kind_of(name: str, *, ethernet: bool, what: str = "", root: Path = Path("/")) -> str:
+def kind_of(name: str, *, ethernet: bool, what: str = "", root: Path = FILES) -> str:
     """Give the kind of an interface, as `policy.network.KINDS` has it.
 
     Args:
@@ -54,7 +55,7 @@ def is_tunnel(name: str, what: str) -> bool:
     return what in _TUNNELS and not name.startswith(_CELL_NAMES)
 
 
-def signal_dbm(name: str, *, root: Path = Path("/")) -> int | None:
+def signal_dbm(name: str, *, root: Path = FILES) -> int | None:
     """Give the strength of a WiFi interface's signal (`/proc/net/wireless`), None where it does not say."""
     for line in _read(root / _WIRELESS).splitlines()[2:]:
         interface, _, rest = line.partition(":")
@@ -70,6 +71,8 @@ def signal_dbm(name: str, *, root: Path = Path("/")) -> int | None:
 
 def ssid(name: str) -> Secret | None:
     """Give the name of the WiFi an interface is in, by the old wireless extensions; None where it cannot be read."""
+    if not LINUX:
+        return None
     try:
         import array
         import fcntl
@@ -89,7 +92,7 @@ def ssid(name: str) -> Secret | None:
     return Secret(text[: limits.NETWORK_NAME_CHARS_MAX]) if text else None
 
 
-def airplane(*, root: Path = Path("/")) -> bool | None:
+def airplane(*, root: Path = FILES) -> bool | None:
     """Say whether all radios are switched off (rfkill); None where this machine has none.
 
     One soft or hard block is enough to silence a radio; a radio that is only off by itself, with another on, is no

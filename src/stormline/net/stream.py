@@ -24,18 +24,23 @@ from stormline.core import errors, limits
 from stormline.core.values import Address
 from stormline.net import tcpinfo
 from stormline.net.meter import UNREAD
+from stormline.net.system import LINUX, PORTABLE
 from stormline.net.tcpinfo import TcpInfo
 
 _log = logging.getLogger("stormline.net")
-_SO_BINDTODEVICE: Final = getattr(socket, "SO_BINDTODEVICE", 25)
-_IPPROTO_MPTCP: Final = 262
-"""`socket.IPPROTO_MPTCP`, which a Python built on an old system lacks."""
+_SO_BINDTODEVICE: Final[int | None] = getattr(socket, "SO_BINDTODEVICE", None) if LINUX else None
+_IPPROTO_MPTCP: Final[int | None] = 262 if LINUX else None
+"""`socket.IPPROTO_MPTCP`, which a Python built on an old system lacks; other systems have MPTCP in other ways."""
 _NO_MPTCP: Final = frozenset({errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.EOPNOTSUPP})
 """How kernels refuse MPTCP: built without it, switched off, too old to know it, too old for TCP_NODELAY on it."""
-_KEEPALIVE: Final = (
-    (("TCP_KEEPIDLE", "TCP_KEEPALIVE"), limits.TCP_KEEPALIVE_IDLE_S),  # the second is macOS's name for the same
-    (("TCP_KEEPINTVL",), limits.TCP_KEEPALIVE_INTERVAL_S),
-    (("TCP_KEEPCNT",), limits.TCP_KEEPALIVE_PROBES),
+_KEEPALIVE: Final[tuple[tuple[tuple[str, ...], int], ...]] = (
+    ()
+    if PORTABLE
+    else (
+        (("TCP_KEEPIDLE", "TCP_KEEPALIVE"), limits.TCP_KEEPALIVE_IDLE_S),  # the second is macOS's name for the same
+        (("TCP_KEEPINTVL",), limits.TCP_KEEPALIVE_INTERVAL_S),
+        (("TCP_KEEPCNT",), limits.TCP_KEEPALIVE_PROBES),
+    )
 )
 """Names of socket options, the first that this system has counts, and their values."""
 
@@ -455,7 +460,7 @@ def _fail(waiter: asyncio.Future[None]) -> None:
 
 def _new_socket(family: socket.AddressFamily, *, mptcp: bool) -> socket.socket:
     """Make a socket that sends small writes at once: of MPTCP where it is wanted and the kernel has it."""
-    if mptcp:
+    if mptcp and _IPPROTO_MPTCP is not None:
         try:
             return _set_up(socket.socket(family, socket.SOCK_STREAM, _IPPROTO_MPTCP))
         except OSError as error:
@@ -484,6 +489,12 @@ def _keep_alive(sock: socket.socket) -> None:
             if option is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # last: not at the system's own pace, which is hours
+
+
+def _bind_device(sock: socket.socket, device: str) -> None:
+    if _SO_BINDTODEVICE is None:  # to go out by another way than the one that was asked for would be worse
+        raise OSError(errno.ENOPROTOOPT, "this system binds no connection to an interface")
+    sock.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, device.encode())
 
 
 async def open_tcp(
@@ -521,7 +532,7 @@ async def open_tcp(
     sock = _new_socket(socket.AF_INET6 if literal.version == 6 else socket.AF_INET, mptcp=mptcp)
     try:
         if device is not None:
-            sock.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, device.encode())
+            _bind_device(sock, device)
         code = sock.connect_ex(target)
         if code in (errno.EINPROGRESS, errno.EINTR):
             waiter = loop.create_future()

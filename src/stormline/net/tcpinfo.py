@@ -10,9 +10,11 @@ import struct
 import sys
 from typing import Final, NamedTuple
 
+from stormline.net.system import LINUX
+
 _SIZE_MAX: Final = 256
 """What is asked for: all that is read below, and some."""
-_TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None) if sys.platform in ("linux", "android") else None
+_TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None) if LINUX else None
 
 # Offsets in `struct tcp_info`; numbers of the machine's byte order.
 _STATE: Final = 0

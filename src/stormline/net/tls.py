@@ -219,7 +219,8 @@ class TlsStream:
         incoming, tls = self._incoming, self._tls
         try:
             plain = tls.read(size_max)
-            self._starved = not (incoming.pending or incoming.eof or tls.pending())
+            # Nothing at all is the end (close_notify): asked again it says so again, and waits for no more.
+            self._starved = bool(plain) and not (incoming.pending or incoming.eof or tls.pending())
             return plain
         except ssl.SSLWantReadError:
             self._starved = True

@@ -22,7 +22,18 @@ from stormline.settings.model import Ports, Section, Settings
 
 PREFIX: Final = "STORMLINE_"
 NOT_SETTINGS: Final = frozenset(
-    {"STATE", "CONFIG", "BUNDLE", "DEBUG", "TRACES", "LAB_PEERS", "SIM_SEED", "NETWORK_WATCH", "NETWORK_PROBES"}
+    {
+        "STATE",
+        "CONFIG",
+        "BUNDLE",
+        "DEBUG",
+        "TRACES",
+        "LAB_PEERS",
+        "SIM_SEED",
+        "NETWORK_WATCH",
+        "NETWORK_PROBES",
+        "PORTABLE",
+    }
 )
 """Variables with our prefix that are no setting: they say where settings are, or are read elsewhere."""
 

@@ -194,7 +194,11 @@ def start_platform(
     mark = ids.new_id(SystemRng())
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Settings of whoever runs the tests are not the test's.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("STORMLINE_")}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("STORMLINE_") or name == "STORMLINE_PORTABLE"  # what the machine has
+    }
     for_commands = {**inherited, "STORMLINE_STATE": str(state)}
     numbers = {**dict.fromkeys(Ports.__struct_fields__, 0), **(ports or {})}
     settings = {f"STORMLINE_PORTS__{part.upper()}": str(port) for part, port in numbers.items()}

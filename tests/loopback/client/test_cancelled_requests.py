@@ -505,7 +505,7 @@ async def test_ten_thousand_given_up_at_any_turn_leave_the_client_as_new(pki, tr
         assert (await client.get(url)).text == "ok"
         await wait_until(lambda: pool.open_connections == pool.idle_connections)
         assert pool.open_connections <= 10
-        assert (pool._waiting, pool._checks) == (0, {})
+        assert (pool._waiting, pool._checks._tasks) == (0, {})
         assert [task for task in asyncio.all_tasks() - tasks_before if of_the_client(task)] == []
         assert cancelled + answered >= cancelled_min
     assert answered > 20  # it is a storm, not a wall

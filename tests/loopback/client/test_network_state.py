@@ -1,7 +1,6 @@
 """What a client knows of its network, and does when it changes. Pure parts: tests/unit/test_policy_network.py."""
 
 import asyncio
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from stormline.client.outside import Outside
 from stormline.core import errors, limits_network
 from stormline.core.errors import ConfigError
 from stormline.core.values import Address
-from stormline.net import probes
+from stormline.net import probes, system
 from stormline.net.clock import SystemClock
 from stormline.net.network import NoNetworkPort, open_port
 from stormline.net.polling import PollingPort
@@ -284,7 +283,7 @@ async def test_polling_looks_while_requests_come_and_stops_when_nobody_asks(monk
     assert len(told) == before + 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux has the routing socket")
+@pytest.mark.skipif(not system.LINUX, reason="the routing socket is Linux' own, or switched off")
 async def test_netlink_and_polling_agree_on_this_machine():
     netlink, polling = open_port("netlink"), open_port("polling")
     try:

@@ -14,15 +14,14 @@ import pytest
 
 from stormline.core.values import Address
 from stormline.net import stream as streams
-from stormline.net import tcpinfo
+from stormline.net import system, tcpinfo
 from stormline.net.stream import open_tcp
 from stormline.net.tls import start_tls
 from stormline.net.trust import roles_context
 
-pytestmark = [
-    pytest.mark.loopback,
-    pytest.mark.skipif(not tcpinfo.available(), reason="this system has no TCP_INFO"),
-]
+pytestmark = pytest.mark.loopback
+needs_tcp_info = pytest.mark.skipif(not tcpinfo.available(), reason="this system has no TCP_INFO, or is to do without")
+needs_linux = pytest.mark.skipif(not system.LINUX, reason="not Linux, or its own parts are switched off")
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 SOL_MPTCP, MPTCP_INFO = 284, 1
 
@@ -45,6 +44,7 @@ def deaf(writer):
             sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux' own")
 async def test_receive_from_a_peer_that_is_gone_without_a_word_ends_by_keep_alive(serve, monkeypatch):
     writers = []
 
@@ -82,6 +82,7 @@ async def _pair(request, serve, authority):
     stream.close()
 
 
+@needs_tcp_info
 async def test_tcp_info_of_a_path_that_works_shows_nothing_under_way(pair, until):
     stream, _ = pair
     await until(lambda: stream.tcp_info().unacked_bytes == 0)
@@ -93,6 +94,7 @@ async def test_tcp_info_of_a_path_that_works_shows_nothing_under_way(pair, until
     assert info.heard_age_s >= 0
 
 
+@needs_tcp_info
 async def test_tcp_info_of_a_path_cut_off_shows_what_is_under_way_and_backs_off(pair, until):
     stream, writer = pair
     await until(lambda: stream.tcp_info().unacked_bytes == 0)
@@ -109,6 +111,7 @@ async def test_tcp_info_of_a_path_cut_off_shows_what_is_under_way_and_backs_off(
     assert stream.tcp_info().backoffs == 0
 
 
+@needs_tcp_info
 async def test_tcp_info_of_a_peer_that_does_not_read_shows_bytes_not_sent(serve, until):
     async def hold(reader, writer):
         reader._transport.pause_reading()
@@ -170,6 +173,8 @@ async def test_heard_at_of_a_new_connection_is_when_it_was_made(serve):
 @pytest.fixture(name="mptcp_address")
 async def _mptcp_address():
     """Give the address of an echo server that takes MPTCP."""
+    if not system.LINUX:
+        pytest.skip("not Linux, or its own parts are switched off")
     try:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)
     except OSError as error:
@@ -230,7 +235,7 @@ async def test_open_tcp_mptcp_peer_without_it_is_tcp(serve):
     await stream.send_all(b"x")
     assert await stream.receive() == b"x"
     assert not _is_mptcp(stream)
-    assert stream.tcp_info() is not None
+    assert (stream.tcp_info() is not None) == tcpinfo.available()
     stream.close()
 
 
@@ -247,6 +252,7 @@ async def test_open_tcp_mptcp_cancelled_leaves_nothing(silent):
         await task
 
 
+@needs_linux
 @pytest.mark.parametrize(
     ("protocol", "said"), [(250, "Protocol not supported"), (300, "Invalid argument")], ids=["unknown", "too-large"]
 )
@@ -264,6 +270,7 @@ async def test_open_tcp_kernel_without_mptcp_takes_tcp_and_says_so_once(serve, m
     stream.close()
 
 
+@needs_linux
 def test_open_tcp_kernel_with_mptcp_switched_off_takes_tcp():
     program = """
 import asyncio, logging, sys
