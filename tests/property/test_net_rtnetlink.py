@@ -57,8 +57,8 @@ def test_parse_takes_answers_to_another_question_for_nothing(data, sequence):
 ips = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 
 
-@given(ips, st.integers(1, 2**31 - 1), st.integers(0, 128))
-def test_parse_reads_what_the_kernel_writes(address, number, length):
+@given(ips, st.integers(1, 2**31 - 1), st.integers(0, 128), st.integers(0, 2**32 - 1))
+def test_parse_reads_what_the_kernel_writes(address, number, length, metric):
     packed = ipaddress.ip_address(address).packed
     family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
     own = message(20, struct.pack("=BBBBI", family, length, 0, 0, number) + attribute(1, packed))
@@ -66,7 +66,9 @@ def test_parse_reads_what_the_kernel_writes(address, number, length):
         24,
         struct.pack("=BBBBBBBBI", family, 0, 0, 0, 254, 3, 0, 1, 0)
         + attribute(4, struct.pack("=I", number))
-        + attribute(5, packed),
+        + attribute(5, packed)
+        + attribute(6, struct.pack("=I", metric))
+        + attribute(15, struct.pack("=I", 254)),
     )
     beside = message(
         28,
@@ -84,7 +86,7 @@ def test_parse_reads_what_the_kernel_writes(address, number, length):
     shown = str(ipaddress.ip_address(packed))
     assert list(rtnetlink.parse(own + route + beside + link)) == [
         rtnetlink.OwnAddress(number, shown, length, False),
-        rtnetlink.Route(number, shown, True, False),
+        rtnetlink.Route(number, shown, True, False, metric, rtnetlink.MAIN),
         rtnetlink.Neighbour(number, shown, "00005e005301", True, False, False, False, 2.5),
         rtnetlink.Link(number, "eth0", True, True, "veth", False),
     ]
@@ -97,6 +99,7 @@ def test_questions_have_the_length_they_say(address, number):
         rtnetlink.ask_neighbour(3, address, number),
         rtnetlink.ask_link(3, number),
         rtnetlink.ask_addresses(number),
+        rtnetlink.ask_routes(socket.AF_INET, number),
     ):
         size, _, flags, sequence, _ = struct.unpack_from("=IHHII", question)
         assert (size, sequence, flags & 1) == (len(question), number, 1)

@@ -239,3 +239,57 @@ async def test_lane_that_was_given_up_makes_room_for_another(run):
     made.end_lanes()
     await turns()
     assert first.cancelled
+
+
+async def moved(run, call):
+    """Move a call, and see that its first lane fails as one that has not been touched."""
+    error = errors.ConnectError("dark", phase=Phase.CONNECT, maybe_delivered=False)
+    run.move(error)
+    with pytest.raises(Failed) as failed:
+        await call
+    assert failed.value.error is error
+    assert (failed.value.untouched, failed.value.heard) == (True, False)
+
+
+async def test_first_lane_that_is_moved_ends_and_fails_as_untouched(run):
+    made = await run()
+    first = Lane()
+    call = asyncio.create_task(made.first(first.run()))
+    await turns()
+    await moved(made, call)
+    assert first.cancelled
+    assert call.cancelling() == 0
+
+
+async def test_first_lane_that_is_moved_in_the_moment_it_could_go_on_does_not_go_on(run):
+    made = await run()
+    first, sent = Lane(), []
+
+    async def lane():
+        await first.told  # a connection; what follows would send
+        sent.append(True)
+
+    call = asyncio.create_task(made.first(lane()))
+    await turns()
+    first.answers()
+    await moved(made, call)
+    assert sent == []
+
+
+async def test_caller_that_is_cancelled_as_its_lane_is_moved_is_cancelled(run):
+    made = await run()
+    first = Lane()
+    call = asyncio.create_task(made.first(first.run()))
+    await turns()
+    made.move(errors.ConnectError("dark", phase=Phase.CONNECT, maybe_delivered=False))
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_move_of_a_call_that_has_no_first_lane_does_nothing(run):
+    made = await run()
+    made.move(errors.ConnectError("dark", phase=Phase.CONNECT, maybe_delivered=False))
+    first = Lane()
+    first.answers()
+    assert await made.first(first.run()) is first.reply

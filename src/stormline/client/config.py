@@ -41,6 +41,10 @@ class Config:
             that of their `Retry-After` where they have one: what a server says that is too busy or failed for a moment.
             The last such answer is given to the caller. Empty: every answer is final.
         mptcp: ask for Multipath TCP (RFC 8684) where the kernel has it; plain TCP where it or the server has not.
+        second_path: where the network is dark and the machine has another way out (Linux), ask over that one too, and
+            stay there until the first is back. Never around a VPN or a proxy.
+        second_path_bytes: what a metered second way may carry at once; that room comes back in a day. None:
+            `limits.PATH_METERED_BYTES`; 0: nothing.
         http2: offer HTTP/2 to origins that are asked directly.
         admission: bound what is in flight to a host that shows trouble, and to all where the link is weak; the rest
             waits in order of urgency. False: everything goes at once.
@@ -87,6 +91,8 @@ class Config:
     disabled: frozenset[str] = frozenset()
     retry_statuses: frozenset[int] = frozenset({429, 500, 502, 503, 504})
     mptcp: bool = False
+    second_path: bool = True
+    second_path_bytes: int | None = None
     http2: bool = True
     admission: bool = True
     join_reads: bool = False
@@ -128,6 +134,10 @@ class Config:
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(each, str) for each in value):
                 raise errors.ConfigError(f"{name}={value!r}: expected a tuple of texts")
+        if self.second_path_bytes is not None and not 0 <= self.second_path_bytes <= limits.PATH_BYTES_MAX:
+            raise errors.ConfigError(
+                f"second_path_bytes={self.second_path_bytes!r}: expected 0 to {limits.PATH_BYTES_MAX}"
+            )
         if self.network_watch not in WATCHES:
             raise errors.ConfigError(f"network_watch={self.network_watch!r}: expected one of {', '.join(WATCHES)}")
         if self.captive_url is not None:

@@ -41,14 +41,14 @@ class Counting:
         busy: says whether a call is under way.
 
     Attributes:
-        meter: of its sockets.
+        meters: of its sockets, one for each way out that it has used.
     """
 
-    __slots__ = ("_busy", "hedge_bytes_up", "hedges", "meter", "wakeups")
+    __slots__ = ("_busy", "hedge_bytes_up", "hedges", "meters", "wakeups")
 
     def __init__(self, busy: Callable[[], bool]) -> None:
         self._busy = busy
-        self.meter = Meter()
+        self.meters = [Meter()]
         self.wakeups = self.hedges = self.hedge_bytes_up = 0
 
     def woke(self) -> None:
@@ -61,9 +61,9 @@ class Counting:
         self.hedges += 1
         self.hedge_bytes_up += request_bytes
 
-    def measured(self, open_tcp: OpenTcp) -> OpenTcp:
-        """Give `open_tcp` with its streams measured."""
-        meter = self.meter
+    def measured(self, open_tcp: OpenTcp, meter: Meter | None = None) -> OpenTcp:
+        """Give `open_tcp` with its streams measured, by a meter of `meters`; the first where it is None."""
+        meter = self.meters[0] if meter is None else meter
 
         async def opened(address: Address) -> TcpStream:
             stream = await open_tcp(address)
@@ -75,12 +75,12 @@ class Counting:
 
     def read(self, *, joined: int) -> Costs:
         """Give the counts as they are now."""
-        meter = self.meter
+        meters = self.meters
         return Costs(
-            bytes_up=meter.bytes_up,
-            bytes_down=meter.bytes_down,
-            connections=meter.connections,
-            handshakes=meter.handshakes,
+            bytes_up=sum(each.bytes_up for each in meters),
+            bytes_down=sum(each.bytes_down for each in meters),
+            connections=sum(each.connections for each in meters),
+            handshakes=sum(each.handshakes for each in meters),
             wakeups=self.wakeups,
             hedges=self.hedges,
             hedge_bytes_up=self.hedge_bytes_up,

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import math
-import socket
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +17,8 @@ from stormline.client.longcall import LONG_TLS, ask_long
 from stormline.client.looks import FirstLooks
 from stormline.client.network import NetworkState
 from stormline.client.parking import Parking
+from stormline.client.paths import Paths, switch
 from stormline.client.patterns import answer_pattern, content_length
-from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.client.watching import BodyWatch, StreamWatch
 from stormline.core import errors, limits
@@ -30,7 +29,6 @@ from stormline.net.stream import Stream
 from stormline.outbound.dial import OpenTcp
 from stormline.outbound.held import Held
 from stormline.outbound.messages import BodySource, Headers, HttpRequest, field_value
-from stormline.outbound.pool import HttpPool
 from stormline.outbound.proxy import forwarded
 from stormline.outbound.proxy_rules import DIRECT, ProxyRules
 from stormline.policy import means
@@ -63,8 +61,7 @@ class Executor:
 
     Args:
         config: the client's settings.
-        pool: connections to origins.
-        steering: what the client has learned of its network.
+        paths: the ways out, each with its connections and what the client has learned of its network.
         rng: spreads pauses.
         wall_s: the wall clock, for dates in `Retry-After`.
         open_tcp: connects to one address, to see whether the path is there.
@@ -83,8 +80,7 @@ class Executor:
         self,
         config: Config,
         *,
-        pool: HttpPool,
-        steering: Steering,
+        paths: Paths,
         rng: Rng,
         wall_s: Callable[[], float],
         open_tcp: OpenTcp,
@@ -99,8 +95,10 @@ class Executor:
         h1: bool = False,
     ) -> None:
         self._config = config
-        self._pool = pool
-        self._steering = steering
+        self._paths = paths
+        self._first = paths.first
+        self._steering = paths.first.steering
+        paths.attempt = self._run_over
         self._rng = rng
         self._wall_s = wall_s
         self._scheduling = scheduling
@@ -139,20 +137,22 @@ class Executor:
             Exception: of the source of the request's body.
         """
         run = Run(request, RequestBody(request.body, trace.handed_down), shape, call_limits, trace)
-        if (weak := self._steering.sensing.weak()) is not None:
+        paths = self._paths
+        run.path = path = paths.begin(request.host) if paths.away else self._first
+        if (weak := path.steering.sensing.weak()) is not None:
             trace.note(f"the network is {weak.level}: {weak.evidence}")
-        self._network.begin(run)
+        self._network.begin(run, here=path is self._first)
         good = False
         try:
             if call_limits.wait_network_s:
                 await self._parking.wait(run)
             if not self.admission.enter(run):
                 await self.admission.wait(run)
-            self._steering.enter(run, request.host)
+            path.steering.enter(run, request.host)
             reply = await self._answered(run)
             good = True
         except BaseException as error:
-            self._steering.leave(run)
+            run.path.steering.leave(run)
             if isinstance(error, errors.TransportError):
                 error.trace = trace
                 self._parking.failed(error)
@@ -206,20 +206,27 @@ class Executor:
             run.trace.attempt(step)
             run.trace.handed_down(run.shape.request_bytes)
             lane = Lane(run, step, self._looks, quiet=False)
+            if self._paths.watching:
+                self._paths.watch(lane)
             try:
                 reply = await run.first(self._try(lane))
             except Failed as failed:
                 error = failed.error
-                self._network.met(run.request.host, error)
+                if lane.path is self._first and run.path is self._first:
+                    self._network.met(run.request.host, error)
                 _tell_where(lane)
                 run.trace.attempt_failed(error)
                 self.admission.failed(run, error)
-                worst = _worse(worst, error)
+                worst = recourse.worse(worst, error)
                 untrusted = failed.untrusted or untrusted
+                self._paths.again(run)
                 step = await self._after_failure(run, failed)
             else:
                 _tell(run.trace, reply)
-                self._network.answered(run, reply)
+                if reply.path is not None and reply.path is not run.path:
+                    switch(run, reply.path)
+                if reply.path is None or reply.path is self._first:
+                    self._network.answered(run, reply)
                 pause_s = self._asks_for_patience(run, reply)
                 if pause_s is None:
                     return reply
@@ -244,7 +251,7 @@ class Executor:
                 reused=failed.reused or renew,
                 untouched=failed.untouched,
                 body_spent=run.body.spent,
-                final=_is_final(error),
+                final=recourse.is_final(error),
             )
         )
         if step is None or failed.reused or failed.untouched or renew or not step.repeats:
@@ -322,7 +329,8 @@ class Executor:
             lane.timer = self._loop.call_later(limits.LOOK_FIRST_S, self._look, lane)  # it is still being sent
             return
         may_open = run.ladder.repeatable and not run.body.spent and run.has_room()
-        timeouts = self._steering.plan(
+        steering = lane.path.steering
+        timeouts = steering.plan(
             run,
             ends_at=run.ends_at,
             attempt=run.ladder.tries,
@@ -330,7 +338,7 @@ class Executor:
         )
         if timeouts is None:
             return
-        decision = self._steering.look(
+        decision = steering.look(
             run,
             held,
             asked_at=lane.asked_at,
@@ -341,7 +349,7 @@ class Executor:
         )
         if decision.action is Action.PROBE:
             held.probe()
-        elif decision.action is Action.KNOCK and self.hedges:
+        elif decision.action is Action.KNOCK and self.hedges and lane.path is self._first:
             for peer in self._steering.knocked_at(held):
                 self._knock(peer)
         elif decision.action is Action.FRESH:
@@ -360,11 +368,11 @@ class Executor:
             held.set_aside()
             run.left.add(held.peer)
             self._open_beside(lane, unproven=held)
-        elif lane.fresh_at is None and self._is_shunned(lane, held) and self._steering.room(run.request.host):
+        elif lane.fresh_at is None and self._is_shunned(lane, held) and steering.room(run.request.host):
             lane.note(f"{held.peer} does not answer another request either")
             lane.given_up = True
             self._leave(lane, may_open=may_open)
-        elif may_open and run.limits.preset.hedge and recourse.is_late(lane, self._steering, self._loop.time()):
+        elif may_open and run.limits.preset.hedge and recourse.is_late(lane, steering, self._loop.time()):
             lane.hedged = True
             lane.note(f"{held.peer} is later than most; a second request beside it")
             self._open_beside(lane, hedge=True)
@@ -376,19 +384,19 @@ class Executor:
         if held.mute and not held.aside:
             return True
         asked_at = lane.asked_at
-        return (held.mute or held.silent) and asked_at is not None and self._pool.answered_beside(held, asked_at)
+        return (held.mute or held.silent) and asked_at is not None and lane.path.pool.answered_beside(held, asked_at)
 
     def _leave(self, lane: Lane, *, may_open: bool) -> None:
         """Seek the answer elsewhere than at an address that does not answer."""
         run, held = lane.run, lane.held
         if held is None or lane.asked_at is None:
             return
-        if held.heard_at <= lane.asked_at:
+        if held.heard_at <= lane.asked_at and lane.path is self._first:
             self._network.met(run.request.host, None)
         # A connection that brought something meanwhile says nothing of the path, and must not make us more patient.
         dark = held.heard_at <= lane.asked_at
         waited_s = self._loop.time() - lane.asked_at if dark else None
-        self._steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
+        lane.path.steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
         if held.peer is not None:
             run.left.add(held.peer)
         if may_open:
@@ -428,7 +436,7 @@ class Executor:
         if not hedge:
             lane.fresh_at = self._loop.time()
             if self._h1:
-                recourse.find_blocked(lane, self._steering)
+                recourse.find_blocked(lane, lane.path.steering)
         if run.gate is not None and not run.gate.may_beside:
             run.trace.note(f"{run.gate.host} has too much to do for another attempt beside")
             return
@@ -439,7 +447,7 @@ class Executor:
         step = run.ladder.beside()
         if step is None or step.means is Means.LONG:
             return
-        other = Lane(run, step, self._looks, quiet=True)
+        other = Lane(run, step, self._looks, quiet=True, path=lane.path)
         if not hedge:
             other.newer_than = lane.asked_at
         elif lane.held is not None and lane.held.peer is not None:
@@ -451,6 +459,9 @@ class Executor:
         task = run.beside(other, attempt, functools.partial(_beside_failed, other, lane))
         self.admission.beside(run, task)
 
+    def _run_over(self, lane: Lane) -> Coroutine[None, None, Reply]:
+        return self._run_beside(lane, None)
+
     async def _run_beside(self, lane: Lane, unproven: Held | None) -> Reply:
         try:
             reply = await self._try(lane)
@@ -458,7 +469,7 @@ class Executor:
             lane.end()
         if unproven is not None and not unproven.answered:
             unproven.distrust()
-            self._steering.unanswered(lane.run, unproven.peer, waited_s=None)
+            lane.path.steering.unanswered(lane.run, unproven.peer, waited_s=None)
         return reply
 
     # -- the body -----------------------------------------------------------------------------------------------------
@@ -466,7 +477,7 @@ class Executor:
         """Give the body of an answer, with what is to be done while it comes."""
         source, known = reply.source, run.limits
         if source.complete:
-            self._steering.leave(run)
+            run.path.steering.leave(run)
             self._learn(run, reply, body_s=0.0, answer_bytes=None)
             return source
         streams = answer_pattern(run.shape.pattern, reply.headers) is Pattern.STREAM
@@ -485,20 +496,20 @@ class Executor:
         if streams:
             source.patience(known.stream_timeout_s if known.stream_timeout_s is not None else math.inf)
             if reply.held is not None:
-                watch = StreamWatch(self._steering, self._pool, reply.held)
+                watch = StreamWatch(run.path.steering, run.path.pool, reply.held)
         gap_s = self._be_patient(run, source) if may_resume else None
 
         def ended(size: int, whole: bool) -> None:
-            self._steering.leave(run)
+            run.path.steering.leave(run)
             if watch is not None:
                 watch.end()
             if whole and not streams:
                 self._learn(run, reply, body_s=self._loop.time() - began, answer_bytes=size)
 
         def moved(size: int, seconds: float) -> None:
-            self._steering.moved(size, seconds, run.request.host)
+            run.path.steering.moved(size, seconds, run.request.host)
             if reply.held is not None:
-                reply.held.fit(self._steering.window_bytes)
+                reply.held.fit(run.path.steering.window_bytes)
 
         resume = functools.partial(self._resume, run) if may_resume else None
         body = FollowedBody(reply, ended, resume, None if streams else moved)
@@ -514,10 +525,10 @@ class Executor:
         Returns:
             There: how long a silence is a matter of course; None where they are borne no longer than that.
         """
-        timeouts = self._steering.plan(run, ends_at=math.inf, attempt=run.ladder.tries, attempts=1)
+        timeouts = run.path.steering.plan(run, ends_at=math.inf, attempt=run.ladder.tries, attempts=1)
         if timeouts is None or timeouts.packet_gap_s is None:
             return None
-        if not self._steering.room(run.request.host):
+        if not run.path.steering.room(run.request.host):
             return timeouts.packet_gap_s
         silence_s = run.limits.read_timeout_s
         source.patience(timeouts.packet_gap_s if silence_s is None else min(silence_s, timeouts.packet_gap_s))
@@ -537,10 +548,14 @@ class Executor:
             while step is not None and run.remaining() > 0:
                 run.trace.note(f"the body broke off; asking again{' for the rest' if fields else ''}")
                 run.trace.attempt(step)
+                switch(run, self._paths.begin(run.request.host))
                 lane = Lane(run, step, self._looks, quiet=True)
+                if self._paths.watching:
+                    self._paths.watch(lane)
                 try:
                     reply = await run.first(self._try(lane))
                     _tell(run.trace, reply)
+                    switch(run, reply.path or self._first)
                     run.answering = reply.held
                     self._be_patient(run, reply.source)
                     return reply
@@ -629,7 +644,7 @@ class Executor:
         if run.body.whole is None:
             request = request._replace(body=run.body.chunks())
         try:
-            response = await self._pool.request(
+            response = await lane.path.pool.request(
                 forwarded(request, self._proxies),
                 deadline_s=run.remaining(),
                 body_deadline_s=limits.CALL_DEADLINE_MAX_S,
@@ -638,7 +653,7 @@ class Executor:
                 addresses=step.addresses or None,
                 server_name=step.server_name or None,
                 newer_than=lane.begun_at if as_new else lane.newer_than,
-                left=() if as_new else run.left,
+                left=() if as_new or lane.path is not run.path else run.left,
                 h1=run.blocked and request.scheme == "https",
                 on_stage=lane.stage,
                 on_note=lane.note,
@@ -647,7 +662,9 @@ class Executor:
         except errors.TransportError as error:
             raise self._judged(lane, error) from error
         carrier = _H2 if response.http_version == "HTTP/2" else _H1
-        self._steering.sensing.heard(self._loop.time())
+        lane.path.steering.sensing.heard(self._loop.time())
+        if self._paths.dark:
+            self._paths.answered(lane)
         if lane.asked_at is not None:
             run.first_byte_s = self._loop.time() - lane.asked_at
         return Reply(
@@ -659,15 +676,16 @@ class Executor:
             lane.held,
             carrier,
             response.reused,
+            path=lane.path,
         )
 
     def _learn(self, run: Run, reply: Reply, *, body_s: float, answer_bytes: int | None) -> None:
         """Learn from an answer that came whole: from some in a second of each host."""
         held = reply.held
         peer = None if held is None else held.peer
-        if held is None or peer is None or not self._steering.samples(run.request.host):
+        if held is None or peer is None or not run.path.steering.samples(run.request.host):
             return
-        self._steering.answered(
+        run.path.steering.answered(
             run,
             held,
             peer,
@@ -678,9 +696,9 @@ class Executor:
             protocol=reply.carrier,
             tls_port=run.request.port if run.request.scheme == "https" else 0,
         )
-        self.admission.learn(run, *self._steering.link(run.request.host))
+        self.admission.learn(run, *run.path.steering.link(run.request.host))
         if reply.held is not None:
-            reply.held.fit(self._steering.window_bytes)
+            reply.held.fit(run.path.steering.window_bytes)
 
     def _judged(self, lane: Lane, error: errors.TransportError) -> Failed:
         """Say what the failure of an attempt means, and learn from it."""
@@ -695,11 +713,11 @@ class Executor:
         if held is not None and not reused and not untouched:
             timed_out = isinstance(error, errors.DeadlineExceeded) and lane.asked_at is not None
             waited_s = self._loop.time() - lane.asked_at if timed_out and lane.asked_at is not None else None
-            self._steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
+            lane.path.steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
             if held.peer is not None:
                 run.left.add(held.peer)
         if self._h1 and isinstance(error, errors.DeadlineExceeded):
-            recourse.find_blocked(lane, self._steering)
+            recourse.find_blocked(lane, lane.path.steering)
         silent = isinstance(error, errors.DeadlineExceeded) and not lane.heard()
         return Failed(error, reused=reused, untouched=untouched, heard=not silent)
 
@@ -713,15 +731,6 @@ def _has_key(request: HttpRequest) -> bool:
 
 def _where(step: Step) -> str:
     return f" at {', '.join(map(str, step.addresses))}" if step.addresses else ""
-
-
-def _worse(first: errors.TransportError | None, second: errors.TransportError) -> errors.TransportError:
-    """Give the error that says most: one that may have been delivered before all others, then who came furthest."""
-    if first is None:
-        return second
-    if first.maybe_delivered is not second.maybe_delivered:
-        return first if first.maybe_delivered else second
-    return first if first.phase.reached(second.phase) else second
 
 
 def _tell_where(lane: Lane) -> None:
@@ -774,13 +783,3 @@ def _beside_failed(lane: Lane, silent: Lane, error: BaseException) -> None:
         lane.note(f"failed in {error.error.phase}: {error.error}")
     else:
         lane.note(f"failed: {type(error).__name__}")
-
-
-def _is_final(error: BaseException) -> bool:
-    """Say whether a means cannot do better a moment later: the name does not exist."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-            return True
-        cause = cause.__cause__
-    return False

@@ -20,6 +20,7 @@ from stormline.policy.shape import RequestShape
 
 if TYPE_CHECKING:
     from stormline.client.looks import FirstLooks
+    from stormline.client.path import Path
     from stormline.client.rules import ClearHttp
     from stormline.core.values import Address
     from stormline.outbound.held import Held
@@ -90,6 +91,7 @@ class Reply(NamedTuple):
         carrier: `h1`, `h2`, `sl-tls`.
         reused: the connection had stood before.
         untrusted: nobody vouches for it.
+        path: the way it came; None for the long connection.
     """
 
     status: int
@@ -101,6 +103,7 @@ class Reply(NamedTuple):
     carrier: str
     reused: bool
     untrusted: bool = False
+    path: "Path | None" = None
 
 
 class Run:
@@ -114,6 +117,8 @@ class Run:
         answering: the connection that its answer comes over; None for the long one, and before.
         blocked: HTTP/2 has stalled for it on a path that is alive, and its host has no address that was not tried.
         ladder: the steps it may take; set before the first.
+        path: the way out that its next lane takes; set before the first.
+        detours: attempts made over another way than the one that was dark.
         others: lanes that run beside the first.
         over: nobody waits for a lane any more.
         asked_at: the loop's time when the request had left; None before, and once the answer began.
@@ -125,11 +130,12 @@ class Run:
         park_until, wait_network_s, deadline_s: see `parking.Waiting`.
     """
 
-    __slots__ = ("_interrupted", "_task", "_waiter", "_won", "admitted_at", "answering", "asked_at", "blocked", "body",
-                 "bytes_down", "came_at", "ends_at", "first_byte_s", "gate", "judged", "key", "ladder", "left", "level",
-                 "limits", "loop", "off", "others", "over", "park_until", "queued", "request", "shape", "trace",
-                 "urgency")  # fmt: skip
+    __slots__ = ("_interrupted", "_moved", "_task", "_waiter", "_won", "admitted_at", "answering", "asked_at",
+                 "blocked", "body", "bytes_down", "came_at", "detours", "ends_at", "first_byte_s", "gate", "judged",
+                 "key", "ladder", "left", "level", "limits", "loop", "off", "others", "over", "park_until", "path",
+                 "queued", "request", "shape", "trace", "urgency")  # fmt: skip
     ladder: Ladder
+    path: "Path"
 
     def __init__(
         self, request: HttpRequest, body: RequestBody, shape: RequestShape, call_limits: CallLimits, trace: CallTrace
@@ -160,6 +166,8 @@ class Run:
         self.park_until: float | None = None
         self._task: asyncio.Task[object] | None = None  # the caller's, while the first lane runs in it
         self._interrupted = False
+        self._moved: errors.TransportError | None = None
+        self.detours = 0
         self._won: Reply | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -201,17 +209,32 @@ class Run:
             if not self._interrupted:
                 raise
             self._interrupted = False
-            if task.uncancel() > before or self._won is None:
+            moved, self._moved = self._moved, None
+            if task.uncancel() > before or (self._won is None and moved is None):
                 raise
+            if moved is not None:
+                raise Failed(moved, reused=False, untouched=True, heard=False) from moved
             return self._take()
         except Failed:
             self._task = None
+            if self._interrupted:  # in the moment it failed by itself
+                self._interrupted, self._moved = False, None
+                task.uncancel()
             answer = await self._any_other()
             if answer is None:
                 raise
             return answer
         finally:
             self._task = None
+
+    def move(self, error: errors.TransportError) -> None:
+        """End the first lane, of which nothing has been sent: it fails with `error`, and the call may go on elsewhere.
+
+        Exact: the lane's task does not run again before it is cancelled.
+        """
+        if self._task is not None and not self._interrupted:
+            self._interrupted, self._moved = True, error
+            self._task.cancel()
 
     def has_room(self) -> bool:
         """Say whether another lane may be opened; one that was given up makes room for it."""
@@ -286,17 +309,24 @@ class Lane:
         fresh_at: the loop's time when another lane was opened beside this one.
         hedged: another was opened beside it because it was late.
         given_up: an answer over it is not expected any more, though one would still count.
+        path: the way out it takes.
+        looks: see there.
+        watched: the lanes of which this is one, as long as it is looked at for a dark way; see `client.paths`.
         newer_than: it takes no connection that has brought nothing since this moment of the loop's time.
     """
 
-    __slots__ = ("_looks", "_loop", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up",
-                 "hedged", "held", "newer_than", "run", "step", "timer")  # fmt: skip
+    __slots__ = ("_loop", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up", "hedged",
+                 "held", "looks", "newer_than", "path", "run", "step", "timer", "watched")  # fmt: skip
 
-    def __init__(self, run: Run, step: Step, looks: "FirstLooks[Lane]", *, quiet: bool) -> None:
+    def __init__(
+        self, run: Run, step: Step, looks: "FirstLooks[Lane]", *, quiet: bool, path: "Path | None" = None
+    ) -> None:
         self._loop = run.loop
         self._trace = run.trace
         self._quiet = quiet
-        self._looks = looks
+        self.looks = looks
+        self.path = run.path if path is None else path
+        self.watched: dict[Lane, None] | None = None
         self.run = run
         self.step = step
         self.begun_at = self._loop.time()
@@ -323,14 +353,21 @@ class Lane:
     def on_held(self, held: "Held") -> None:
         """The request is put on a connection."""
         self.held = held
-        self._looks.add(self)
+        self.looks.add(self)
 
     def end(self) -> None:
         """It is over."""
-        self._looks.discard(self)
+        self.looks.discard(self)
+        if self.watched is not None:
+            self.watched.pop(self, None)
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+    @property
+    def main(self) -> bool:
+        """It runs in the caller's own task."""
+        return not self._quiet
 
     def heard(self) -> bool:
         """Something came back since it began: the path is not dark."""

@@ -214,6 +214,10 @@ class NetworkState:
             tools.sweep()
         self.look()
 
+    def ways(self) -> tuple[NetworkInfo, ...]:
+        """Give the ways out, named; see `NetworkPort.ways`."""
+        return () if self._closed else tuple(map(self._tracker.named, self._port.ways()))
+
     def look(self) -> NetworkChange | None:
         """Look now, and do what a change calls for; give it."""
         if self._closed:
@@ -272,11 +276,11 @@ class NetworkState:
                 self._deliver(NetworkChange(Change.WOKEN, self._tracker.info, self._tracker.info))
 
     # -- what calls meet ----------------------------------------------------------------------------------------------
-    def begin(self, run: "Run") -> None:
-        """A call begins."""
+    def begin(self, run: "Run", *, here: bool = True) -> None:
+        """A call begins; not `here`: over another network than this one."""
         self._port.touch()
         self._check_clocks()
-        if run.shape.pattern is Pattern.CALL:
+        if here and run.shape.pattern is Pattern.CALL:
             self._pending[run] = self._loop.time()
             if self._pending_timer is None:
                 self._pending_timer = self._loop.call_later(_PENDING_LOOK_S, self._look_pending)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from stormline.core.clock import Clock, Rng
+from stormline.core.values import Address
 from stormline.net import trust
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.net.local import has_route, is_assigned
 from stormline.net.network import NetworkPort, open_port
 from stormline.net.resolve import NameSource, SystemNames
-from stormline.net.stream import open_tcp
+from stormline.net.stream import TcpStream, open_tcp
 from stormline.outbound.dial import AddressSource, OpenTcp
 
 
@@ -58,6 +59,10 @@ async def on_thread(work: Callable[[], None]) -> None:
 _open_mptcp: Final[OpenTcp] = functools.partial(open_tcp, mptcp=True)
 
 
+async def _open_over(device: str, address: Address) -> TcpStream:
+    return await open_tcp(address, device=device)
+
+
 class Names(AddressSource, Protocol):
     """Turns names into addresses for one client; `client.names.NameService` is one."""
 
@@ -74,6 +79,7 @@ class Outside:
         clock: time.
         rng: chance.
         open_tcp: connects to one address.
+        open_over: the same over the interface of a name.
         open_mptcp: the same by Multipath TCP where there is any.
         trust: makes TLS contexts.
         is_assigned: says whether an address is one of the machine's own now.
@@ -89,6 +95,7 @@ class Outside:
     rng: Rng = field(default_factory=SystemRng)
     open_tcp: OpenTcp = open_tcp
     open_mptcp: OpenTcp = _open_mptcp
+    open_over: Callable[[str, Address], Awaitable[TcpStream]] = _open_over
     trust: Trust = trust
     is_assigned: Callable[[str], bool] = is_assigned
     has_route: Callable[[], bool] = has_route

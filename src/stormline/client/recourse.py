@@ -4,6 +4,7 @@ The executor asks here; nothing here is asked unless the call's plan or the sett
 """
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -128,3 +129,22 @@ def find_blocked(lane: Lane, steering: "Steering") -> None:
     if steering.only_stalled(run, held, lane.asked_at):
         run.blocked = True
         lane.note(f"HTTP/2 stalls at {held.peer}, and there is no other address: HTTP/1.1 from here")
+
+
+def worse(first: errors.TransportError | None, second: errors.TransportError) -> errors.TransportError:
+    """Give the error that says most: one that may have been delivered before all others, then who came furthest."""
+    if first is None:
+        return second
+    if first.maybe_delivered is not second.maybe_delivered:
+        return first if first.maybe_delivered else second
+    return first if first.phase.reached(second.phase) else second
+
+
+def is_final(error: BaseException) -> bool:
+    """Say whether a means cannot do better a moment later: the name does not exist."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+            return True
+        cause = cause.__cause__
+    return False

@@ -21,12 +21,15 @@ from stormline.client.names import NameService
 from stormline.client.network import NetworkState
 from stormline.client.outside import REAL, Names, Outside
 from stormline.client.parking import Parking
+from stormline.client.path import Path
+from stormline.client.paths import Paths
 from stormline.client.preconnect import Preconnector
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
 from stormline.core import errors, ids, limits, limits_means, limits_memory
 from stormline.core.phase import Phase
 from stormline.core.values import Address
+from stormline.net.meter import Meter
 from stormline.net.sessions import TlsSessions
 from stormline.net.stream import Stream, reason_of
 from stormline.outbound import proxy_rules
@@ -100,13 +103,13 @@ class Runtime:
             self._place(self.network.info),
             rng=self.rng,
             wall_s=self.clock.wall,
-            prefers_ipv4=lambda host: matches(host, config.prefer_ipv4),
+            prefers_ipv4=functools.partial(_prefers_ipv4, config),
         )
         self.counting = Counting(self.steering.busy)
         self.parking = Parking(outside.has_route, _Available(self.network), self.counting.woke)
         self.conduct = CONDUCT[Activity.FOREGROUND]
         context, h1_context = _contexts(config, foreign_context, outside, alpn)
-        self._context = context
+        self._context, self._h1_context = context, h1_context
         self.names: NameService | None = None
         self._resolver: Names
         if outside.resolver is None:
@@ -114,6 +117,7 @@ class Runtime:
         else:
             self._resolver = outside.resolver()
         self._pool = HttpPool(self._dialer(context, self.steering, h1_context), self.clock, sense=self.steering)
+        self._paths = self._make_paths()
         self.preconnector = Preconnector(config, self._pool, self._proxies)
         self._memory: NetworkMemory | None = None
         self.rules, addresses = _rules(config)
@@ -141,8 +145,7 @@ class Runtime:
     def _make_executor(self, addresses: Mapping[str, tuple[Address, ...]], *, h1: bool) -> Executor:
         return Executor(
             self.config,
-            pool=self._pool,
-            steering=self.steering,
+            paths=self._paths,
             rng=self.rng,
             wall_s=self.clock.wall,
             open_tcp=self.counting.measured(self._outside.open_tcp),
@@ -156,6 +159,54 @@ class Runtime:
             hedged=self.counting.hedged,
             network=self.network,
         )
+
+    def _make_paths(self) -> Paths:
+        """Make the ways out: the system's own choice, and what others are made with when they are needed."""
+        make = weakref.WeakMethod(self._path_over)  # a client that nobody closed must go as soon as nobody holds it
+
+        def made(info: NetworkInfo) -> Path:
+            path_over = make()
+            if path_over is None:
+                raise RuntimeError("the client is gone")
+            return path_over(info)
+
+        return Paths(
+            Path("", self._pool, self.steering, self.counting.meters[0]),
+            ways=self.network.ways,
+            make=made,
+            open_tcp=self._outside.open_tcp,
+            open_over=self._outside.open_over,
+            enabled=self.config.second_path and not self._proxies,
+            metered_bytes=self.config.second_path_bytes,
+            woke=self.counting.woke,
+            hedged=self.counting.hedged,
+        )
+
+    def _path_over(self, info: NetworkInfo) -> Path:
+        """Make what another way out than the system's own choice needs."""
+        meter = Meter()
+        self.counting.meters.append(meter)
+        steering = Steering(
+            Network(info.id, info.kind),
+            rng=self.rng,
+            wall_s=self.clock.wall,
+            prefers_ipv4=functools.partial(_prefers_ipv4, self.config),
+            beside=self.steering,
+        )
+        offers = None if self._h1_context is None else _Offers(steering, self._context, self._h1_context)
+        dialer = Dialer(
+            self._resolver,
+            self._context,
+            open_tcp=self.counting.measured(functools.partial(self._outside.open_over, info.interface), meter),
+            advice=steering,
+            sessions=TlsSessions(),  # or a server could tell that it is the same device
+            h1_context=self._h1_context,
+            context_of=None if offers is None else offers.context_of,
+            keeper=self.names,
+        )
+        pool = HttpPool(dialer, self.clock, sense=steering)
+        pool.on_wake = self.counting.woke
+        return Path(info.interface, pool, steering, meter)
 
     def _remember(self, config: Config) -> "NetworkMemory | None":
         if config.store is None:
@@ -203,6 +254,7 @@ class Runtime:
     def sweep(self) -> None:
         """Leave what goes by addresses that are gone, though the network may be the same."""
         self._leave_gone(doubt=False)
+        self._paths.changed(network=False)
 
     def changed(self, change: NetworkChange) -> None:
         """Act on a change of the network."""
@@ -210,6 +262,7 @@ class Runtime:
             return  # what is gone with it has been swept
         self.steering.network = self._place(change.after)
         self._leave_gone(doubt=True)
+        self._paths.changed(network=True)
 
     def _dialer(
         self,
@@ -506,6 +559,8 @@ class Runtime:
             if self.names is not None:
                 self.names.network_changed()
             self.steering.sensing.changed()
+        for path in self._paths.others:
+            path.pool.leave(gone)
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
                 pool.leave(gone)
@@ -523,6 +578,8 @@ class Runtime:
             self._memory.forget()
         else:
             self.steering.forget()
+        for path in self._paths.others:
+            path.steering.share(self.steering)
 
     def abandon(self) -> None:
         """Close every socket at once, without a word: nobody uses it any more, or its loop is closed.
@@ -537,7 +594,7 @@ class Runtime:
         for part in (self._recorder, self.longline, self.scheduling, self._memory, self.preconnector):
             if part is not None:
                 part.abandon()
-        for closable in (self.network, self._pool, self._roles_pool, self._resolver):
+        for closable in (self._paths, self.network, self._pool, self._roles_pool, self._resolver):
             if closable is not None:
                 with contextlib.suppress(RuntimeError):  # a closed loop cannot wake who waits
                     closable.close()
@@ -570,6 +627,7 @@ class Runtime:
         self.parking.close()
         await self._joining.aclose()
         await self._executor.aclose()
+        await self._paths.aclose()
         await self.network.aclose()
         if self._memory is not None:
             await self._memory.aclose()
@@ -642,6 +700,10 @@ class _Offers:
     def context_of(self, host: str) -> ssl.SSLContext:
         """Give the context for one dial."""
         return self._usual if self._steering.protocols(host, ("h2", "h1"))[0] == "h2" else self._h1()
+
+
+def _prefers_ipv4(config: Config, host: str) -> bool:
+    return matches(host, config.prefer_ipv4)
 
 
 def _network_watch(config: Config, environ: Mapping[str, str]) -> str:

@@ -84,6 +84,10 @@ class Sensing:
         now = self._loop.time()
         return self._estimator(now).quality(now, silent_s=self._silent_s(now), signal=self.signal())
 
+    def silent_s(self, now: float) -> float:
+        """Give for how long nothing has come although something is owed, beyond what the servers may need."""
+        return self._silent_s(now)
+
     def weak(self) -> Quality | None:
         """Give the quality where it is bad or poor, None elsewhere; asked for each call, so it is cheap."""
         now = self._loop.time()

@@ -7,7 +7,7 @@ fed with what the calls of one client meet, and asked on their behalf; nothing i
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stormline.client.sensing import Sensing
@@ -30,9 +30,9 @@ from stormline.policy.timeouts import Outcome, TimeoutPolicy, Timeouts
 from stormline.policy.window import stream_window_bytes
 
 if TYPE_CHECKING:
-    from stormline.client.lanes import Run
     from stormline.net.tcpinfo import TcpInfo
     from stormline.outbound.held import Held
+    from stormline.outbound.messages import HttpRequest
 
 _SYN_RETRY_S: Final = 0.9
 """From a second on a TCP handshake may have been a repeated SYN's (RFC 6298 section 2.1): no round trip to learn."""
@@ -47,6 +47,7 @@ class Call(Protocol):
         asked_at: the loop's time when its request had left; None before, and once the answer began.
         first_byte_s: from then to the head of an answer; None where none came yet.
         queued: others were under way when it began.
+        answering: the connection that its answer comes over.
         key: it matters more than others: nothing is tried out while it is under way.
     """
 
@@ -55,11 +56,24 @@ class Call(Protocol):
     bytes_down: int
     asked_at: float | None
     first_byte_s: float | None
+    answering: "Held | None"
 
     @property
     def shape(self) -> RequestShape:
         """What it looks like."""
         ...
+
+
+class Trying(Protocol):
+    """A call, by what it has tried.
+
+    Attributes:
+        request: what is asked.
+        left: addresses that were tried for it in vain.
+    """
+
+    request: "HttpRequest"
+    left: set[Address]
 
 
 class Steering:
@@ -74,6 +88,7 @@ class Steering:
         hedges: when a second request beside a late one is worth its bytes.
         strategy: which protocol to speak to whom, and when to try something else than the best.
         recalls: gives what was kept of a network between starts, None where nothing was; asked once for each network.
+        last_peer: the address that was connected to last.
         learned: called where something new is worth keeping; must not raise.
 
     Args:
@@ -81,6 +96,7 @@ class Steering:
         rng: chance, for trials.
         wall_s: the wall clock, by which the age of what was kept is told.
         prefers_ipv4: says whether a host was marked as worse over IPv6.
+        beside: of the same client on another network; what was learned is kept together.
     """
 
     def __init__(
@@ -90,6 +106,7 @@ class Steering:
         rng: Rng | None = None,
         wall_s: Callable[[], float] | None = None,
         prefers_ipv4: Callable[[str], bool] = lambda host: False,
+        beside: "Steering | None" = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[Call, None] = {}
@@ -101,7 +118,7 @@ class Steering:
         self.sensing = Sensing(
             lambda: self.network.id,
             self._calls,
-            self.timeouts.server_s,
+            lambda shape, quantile: self.timeouts.server_s(shape, quantile),
             lambda host: self.timeouts.rtt_s(self.network, host, 0.0),
         )
         self.addresses = AddressBook()
@@ -113,7 +130,15 @@ class Steering:
         self._rng = SystemRng() if rng is None else rng
         self._wall_s = SystemClock().wall if wall_s is None else wall_s
         self._prefers_ipv4 = prefers_ipv4
+        self.last_peer: Address | None = None
+        if beside is not None:
+            self.share(beside)
         self._entered = ""  # the network whose memory was asked for last
+
+    def share(self, other: "Steering") -> None:
+        """Keep what is learned where another keeps it: each knows its network by its id."""
+        self.timeouts, self.addresses, self.budget = other.timeouts, other.addresses, other.budget
+        self.hedges, self.strategy = other.hedges, other.strategy
 
     # -- what is kept of networks -------------------------------------------------------------------------------------
     def enter_network(self) -> None:
@@ -204,6 +229,7 @@ class Steering:
         """An address won."""
         now = self._loop.time()
         self._heard_at = now
+        self.last_peer = address
         self.strategy.touch(self.network.id, host, now)
         rtt_s = connect_s if connect_s < _SYN_RETRY_S else None
         self.sensing.dialled(host, rtt_s, connect_s + (tls_s or 0.0))
@@ -255,6 +281,17 @@ class Steering:
         self._calls[call] = None
         self.sensing.entered(call)
         self.budget.observe_request(host, self._loop.time())
+
+    def take(self, call: Call) -> None:
+        """A call goes on here that began on another network."""
+        self.enter_network()
+        self._calls[call] = None
+        self.sensing.entered(call)
+
+    @property
+    def calls(self) -> Iterable[Call]:
+        """The calls under way, the longest running first."""
+        return self._calls
 
     def busy(self) -> bool:
         """Calls are under way."""
@@ -408,7 +445,7 @@ class Steering:
         """Ask for one repetition; see `RetryBudget.plan`."""
         return self.budget.plan(host, self._loop.time(), heard=heard)
 
-    def only_stalled(self, call: "Run", held: "Held", since: float) -> bool:
+    def only_stalled(self, call: Trying, held: "Held", since: float) -> bool:
         """Say whether a connection stalls on a path that is alive, and its host has no address that was not tried.
 
         Args:

@@ -490,6 +490,8 @@ PATHS_MAX: Final = 4
 PATH_DARK_S: Final = 1.0
 """Silence of a whole network, with something owed, after which another network is tried beside it. Longer than any
 round trip but those of the slowest links; a lost packet is repeated by then."""
+PATH_DARK_ROUND_TRIPS: Final = 3.0
+"""The same in the network's own longest round trips, where those are known to be longer than a third of it."""
 PATH_PROBE_S: Final = 2.0
 """Pause before a dead network is asked whether it is back, and between two such questions: one TCP handshake each."""
 PATH_PROBE_S_MAX: Final = 32.0
@@ -499,6 +501,12 @@ PATH_STEADY_S: Final = 30.0
 PATH_METERED_BYTES: Final = 20 * 1024 * 1024
 """Bytes that a metered network may carry at once for us where the system had chosen another: some minutes of small
 requests and a few pages, and no video."""
+PATH_BYTES_MAX: Final = 2**40
+"""The most that a setting may allow instead: more than any tariff has."""
+PATH_CONNECTION_BYTES: Final = 1024
+"""What a TCP connection costs beside the bytes that are counted on it: headers of its handshake and its end."""
+PATH_LOOK_S: Final = 0.25
+"""Pause between two looks at calls that wait, where there may be a second way; none waits, none is made."""
 PATH_METERED_BYTES_PER_S: Final = 20 * 1024 * 1024 / 86_400
 """How fast that room comes back: in a day."""
 

@@ -83,3 +83,6 @@ VERDICT_TIMES: Final = 5
 """How many such times are looked at."""
 SIGNAL_GOOD_DBM: Final = -75
 """WiFi signal from which a silent router is the router's fault, not the distance's."""
+
+NETWORK_WAYS_MAX: Final = 8
+"""Default routes that are looked at for a second way out; more than four are not used (`limits.PATHS_MAX`)."""

@@ -24,7 +24,7 @@ def split(without: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     unknown = [name for name in without if name not in WITHOUT]
     if unknown:
         raise errors.ConfigError(f"without {unknown[0]!r}: expected some of {', '.join(WITHOUT)}")
-    have = {*SWITCHES, "h2", "doh", "admission"}
+    have = {*SWITCHES, "h2", "doh", "admission", "second-link"}
     return tuple(name for name in without if name in have), tuple(name for name in without if name not in have)
 
 

@@ -5,16 +5,16 @@ import contextlib
 import errno
 import itertools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
 from stormline.core import limits_network as limits
 from stormline.core.values import Secret
 from stormline.net import radio, rtnetlink
-from stormline.net.polling import FAR
 from stormline.net.probes import Beside
 from stormline.net.system import FILES
+from stormline.net.ways import FAR, usable
 from stormline.policy.network import NetworkInfo, prefix_of
 
 _DENIED: Final = (errno.EACCES, errno.EPERM)
@@ -66,6 +66,18 @@ class Asker:
                 return each
         return None
 
+    def default_routes(self) -> list[rtnetlink.Route]:
+        """Give the default routes that everything may use, the preferred first."""
+        routes: list[rtnetlink.Route] = []
+        for family in (socket.AF_INET, socket.AF_INET6):
+            number = next(self._numbers)
+            routes += [
+                each
+                for each in self._answers(rtnetlink.ask_routes(family, number), number, many=True)
+                if isinstance(each, rtnetlink.Route) and each.default and each.number and each.table == rtnetlink.MAIN
+            ]
+        return sorted(routes, key=lambda each: each.metric)  # a stable sort: IPv4 first
+
     def link(self, index: int) -> rtnetlink.Link | None:
         """Give an interface."""
         number = next(self._numbers)
@@ -91,13 +103,15 @@ class NetlinkPort:
 
     Args:
         root: where `sys` and `proc` are.
+        plain: names of interfaces that are no VPN's, whatever they look like.
 
     Raises:
         OSError: there is no routing socket here, or it is forbidden.
     """
 
-    def __init__(self, *, root: Path = FILES) -> None:
+    def __init__(self, *, root: Path = FILES, plain: Collection[str] = ()) -> None:
         self._root = root
+        self._plain = plain
         self._asker = Asker()
         self._news: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -158,9 +172,18 @@ class NetlinkPort:
             name=radio.ssid(name) if wifi else None,
             signal_dbm=radio.signal_dbm(name, root=self._root) if wifi else None,
             airplane=airplane,
-            vpn=radio.is_tunnel(name, what),
+            vpn=name not in self._plain and radio.is_tunnel(name, what),
             routed=True,
         )
+
+    def ways(self) -> tuple[NetworkInfo, ...]:
+        """See `NetworkPort.ways`."""
+        first = self.look()
+        found = [first]
+        for route in self._asker.default_routes():
+            if all(route.number != each.index for each in found) and len(found) < limits.NETWORK_WAYS_MAX:
+                found.append(self._through(route, first.airplane))
+        return usable(found, self._plain, root=self._root)
 
     # -- news ---------------------------------------------------------------------------------------------------------
     def watch(self, changed: Callable[[], None]) -> None:

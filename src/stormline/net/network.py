@@ -5,7 +5,7 @@ and whoever else knows (`net.recorded`): a phone's host language, or a recorded 
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from stormline.core.errors import ConfigError
@@ -22,6 +22,13 @@ class NetworkPort(Protocol):
 
     def look(self) -> NetworkInfo:
         """Give what is there now; takes less than a millisecond, as a rule, and never raises."""
+        ...
+
+    def ways(self) -> tuple[NetworkInfo, ...]:
+        """Give the ways out that a socket can be bound to, by interface: the system's own first, then as it has them.
+
+        Empty where there is only one, where nobody can tell, and where the first is a VPN's: nothing goes around it.
+        """
         ...
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -48,6 +55,10 @@ class NoNetworkPort:
         """Give `NOTHING_KNOWN`."""
         return NOTHING_KNOWN
 
+    def ways(self) -> tuple[NetworkInfo, ...]:
+        """Give none."""
+        return ()
+
     def watch(self, changed: Callable[[], None]) -> None:
         """Nothing to watch."""
 
@@ -62,11 +73,12 @@ class NoNetworkPort:
         """Nothing to close."""
 
 
-def open_port(how: str) -> NetworkPort:
+def open_port(how: str, *, plain: Collection[str] = ()) -> NetworkPort:
     """Give the port of this machine.
 
     Args:
         how: one of `WATCHES`.
+        plain: names of interfaces that are no VPN's, whatever they look like.
 
     Raises:
         ConfigError: `how` is none of them, or `netlink` where there is none.
@@ -81,10 +93,10 @@ def open_port(how: str) -> NetworkPort:
         from stormline.net.netlink import NetlinkPort
 
         try:
-            return NetlinkPort()
+            return NetlinkPort(plain=plain)
         except OSError as error:  # forbidden by a sandbox, or by Android from its 11th version on
             if how == "netlink":
                 raise ConfigError(f"network watch netlink: {error.strerror or error}") from error
     if how == "netlink":
         raise ConfigError("network watch netlink: this system has none, or STORMLINE_PORTABLE is set")
-    return PollingPort()
+    return PollingPort(plain=plain)

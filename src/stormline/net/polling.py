@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +16,9 @@ from stormline.core import limits_network as limits
 from stormline.net import radio
 from stormline.net.probes import Beside
 from stormline.net.system import FILES
+from stormline.net.ways import FAR, default_routes, usable
 from stormline.policy.network import NetworkInfo, prefix_of
 
-FAR: Final = ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses that nobody has (RFC 5737, RFC 3849): what goes there would go by the default route."""
 _DENIED: Final = (errno.EACCES, errno.EPERM)
 _TYPICAL_V4_PREFIX: Final = 24
 
@@ -29,10 +28,12 @@ class PollingPort:
 
     Args:
         root: where `sys` and `proc` are, where there are such.
+        plain: names of interfaces that are no VPN's, whatever they look like.
     """
 
-    def __init__(self, *, root: Path = FILES) -> None:
+    def __init__(self, *, root: Path = FILES, plain: Collection[str] = ()) -> None:
         self._root = root
+        self._plain = plain
         self._changed: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -75,6 +76,15 @@ class PollingPort:
                 routed=True,
             )
         return info
+
+    def ways(self) -> tuple[NetworkInfo, ...]:
+        """See `NetworkPort.ways`: what `/proc/net` says of default routes, on Linux."""
+        found = [self.look()]
+        for name, gateway in default_routes(self._root):
+            if all(name != each.interface for each in found) and len(found) < limits.NETWORK_WAYS_MAX:
+                kind = radio.kind_of(name, ethernet=False, root=self._root)
+                found.append(NetworkInfo(kind=kind, interface=name, gateway=gateway, routed=True))
+        return usable(found, self._plain, root=self._root)
 
     def watch(self, changed: Callable[[], None]) -> None:
         """See `NetworkPort.watch`."""

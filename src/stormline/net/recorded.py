@@ -210,6 +210,10 @@ class PushedNetwork:
         """See `NetworkPort.look`: what was pushed last."""
         return self._info
 
+    def ways(self) -> tuple[NetworkInfo, ...]:
+        """See `NetworkPort.ways`: not told."""
+        return ()
+
     def watch(self, changed: Callable[[], None]) -> None:
         """See `NetworkPort.watch`."""
         self._changed = changed

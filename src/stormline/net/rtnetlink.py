@@ -26,6 +26,8 @@ NEWNEIGH: Final = 28
 GETNEIGH: Final = 30
 ERROR: Final = 2
 DONE: Final = 3
+MAIN: Final = 254
+"""The table of routes that everything uses for which no rule names another."""
 
 GROUPS: Final = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
 """What is listened to (`RTMGRP_*`): links, IPv4 addresses and routes, IPv6 addresses and routes."""
@@ -47,6 +49,8 @@ _IFA_LOCAL: Final = 2
 _RTA_DST: Final = 1
 _RTA_OIF: Final = 4
 _RTA_GATEWAY: Final = 5
+_RTA_PRIORITY: Final = 6
+_RTA_TABLE: Final = 15
 _RTA_VIA: Final = 18
 _NDA_DST: Final = 1
 _NDA_LLADDR: Final = 2
@@ -94,12 +98,23 @@ class OwnAddress(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A route: `number` of its interface, `gateway` (empty: none needed), whether it is a default route, and `gone`."""
+    """A route.
+
+    Attributes:
+        number: of its interface.
+        gateway: empty where none is needed.
+        default: it leads everywhere.
+        gone: this message says that it is no more.
+        metric: the lower, the better.
+        table: of the kernel's tables; that of everybody is `MAIN`.
+    """
 
     number: int
     gateway: str
     default: bool
     gone: bool
+    metric: int = 0
+    table: int = 254
 
 
 class Neighbour(NamedTuple):
@@ -160,6 +175,11 @@ def ask_route(address: str, sequence: int) -> bytes:
     family, packed = _packed(address)
     head = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
     return _ask(GETROUTE, head + _attribute(_RTA_DST, packed), sequence)
+
+
+def ask_routes(family: int, sequence: int) -> bytes:
+    """Ask for all routes of an address family."""
+    return _ask(GETROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0), sequence, dump=True)
 
 
 def ask_link(index: int, sequence: int) -> bytes:
@@ -264,15 +284,26 @@ def _own(body: bytes, gone: bool) -> OwnAddress | None:
 def _route(body: bytes, gone: bool) -> Route | None:
     if len(body) < _ROUTE.size:
         return None
-    _, length, _, _, _, _, _, kind, _ = _ROUTE.unpack_from(body)
+    _, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(body)
     if kind != _RTN_UNICAST:
         return None
     found = _attributes(body, _ROUTE.size)
     oif = found.get(_RTA_OIF, b"")
     via = found.get(_RTA_VIA, b"")
     gateway = _literal(found.get(_RTA_GATEWAY, b"")) or _literal(via[2:])
-    index = struct.unpack("=I", oif)[0] if len(oif) == 4 else 0
-    return Route(index, gateway, length == 0, gone)
+    return Route(
+        _number(oif, 0),
+        gateway,
+        length == 0,
+        gone,
+        _number(found.get(_RTA_PRIORITY, b""), 0),
+        _number(found.get(_RTA_TABLE, b""), table),
+    )
+
+
+def _number(value: bytes, absent: int) -> int:
+    number: int = struct.unpack("=I", value)[0] if len(value) == 4 else absent
+    return number
 
 
 def _neighbour(body: bytes) -> Neighbour | None:

@@ -202,6 +202,10 @@ class NetworkTracker:
             return None
         return self._lost_at + limits.NETWORK_LOST_HOLD_S
 
+    def named(self, seen: NetworkInfo) -> NetworkInfo:
+        """Give a look at any network with the id it has here."""
+        return self._complete(seen)
+
     def _complete(self, seen: NetworkInfo) -> NetworkInfo:
         """Name it; the gateway's link-layer address that the kernel has forgotten is the one it had."""
         known = self._told

@@ -165,6 +165,11 @@ class PathPolicy:
         if way is not None and way.flow is not None and name != next(iter(self._ways)):
             way.flow.add(size_bytes, now)
 
+    @property
+    def troubled(self) -> bool:
+        """A way is dark or dead: what comes over any should be told."""
+        return any(way.dead or way.dark_since is not None for way in self._ways.values())
+
     def next_timer(self) -> float | None:
         """Give the moment of the next question to a dead way, None where there is none to ask."""
         return min((way.probe_at for way in self._ways.values() if way.dead and not way.probing), default=None)

@@ -214,7 +214,7 @@ class DirectDevice:
         self.runtime.on_record = self._take_record
         self._pool = self.runtime._pool
         self._probed = ProbedPool(self._pool, loop, history)
-        self.runtime._executor._pool = self._probed  # type: ignore[assignment]
+        self.runtime._paths.first.pool = self._probed  # type: ignore[assignment]
         self.runtime.steering.budget = ProbedBudget(  # type: ignore[assignment]
             self.runtime.steering.budget, self.name, history
         )

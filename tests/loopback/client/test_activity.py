@@ -120,12 +120,12 @@ class TestHedges:
 
     @pytest.mark.parametrize(("activity", "hedged"), [("foreground", 1), ("background", 0)])
     async def test_attempt_beside_a_suspect_is_made_in_the_foreground_only(self, origin, activity, hedged, monkeypatch):
-        from stormline.client import executor
+        from stormline.client import steering
         from stormline.policy import stall
 
         monkeypatch.setattr(limits, "LOOK_FIRST_S", 0.05)
         monkeypatch.setattr(
-            executor.Steering, "look", lambda self, *_, **__: stall.Decision(stall.Action.FRESH, "suspect", 5.0)
+            steering.Steering, "look", lambda self, *_, **__: stall.Decision(stall.Action.FRESH, "suspect", 5.0)
         )
         there = await self.silent_once(origin)
         async with stormline.AsyncClient(timeout=0.5) as client:

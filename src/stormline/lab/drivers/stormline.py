@@ -9,9 +9,17 @@ from typing import Any
 import httpx2
 
 from stormline.client.config import Config, load_bundle
+from stormline.client.outside import Outside
 from stormline.client.rules import BusinessRule
 from stormline.client.transport import AsyncTransport
+from stormline.lab.namespaces import UPLINKS
+from stormline.net.network import NetworkPort, open_port
 from stormline.outbound.doh_server import DohServer
+
+
+def _network(how: str) -> NetworkPort:
+    """Watch the network; the laboratory's uplinks are TUN devices, which elsewhere are VPNs."""
+    return open_port(how, plain=[each.name for each in UPLINKS])
 
 
 @contextlib.asynccontextmanager
@@ -22,9 +30,10 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
     settings = Config(
         trust_env=False,
         bundle=load_bundle(options["bundle"]) if options.get("bundle") else None,
-        disabled=off - {"h2", "doh", "admission"},
+        disabled=off - {"h2", "doh", "admission", "second-link"},
         http2="h2" not in off,
         admission="admission" not in off,
+        second_path="second-link" not in off,
         deadline_s=config["patience_s"],
         rules=(BusinessRule(plan=options["plan"]),) if options.get("plan") else (),
         doh=() if "doh" in off else tuple(DohServer(url, tuple(ips)) for url, ips in options.get("doh", ())),
@@ -35,7 +44,7 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
         tls.set_alpn_protocols(list(alpn))
         return tls
 
-    transport = AsyncTransport(config=settings, verify=trust)
+    transport = AsyncTransport(config=settings, verify=trust, outside=Outside(network=_network))
     timeout = httpx2.Timeout(None, connect=settings.connect_timeout_s, read=settings.read_timeout_s)
     async with httpx2.AsyncClient(transport=transport, timeout=timeout) as http:
 
