@@ -17,6 +17,7 @@ MEASURED = ("policy/*", "client/executor.py", "client/lanes.py", "client/steerin
 OTHERS = (
     "test_policy_limits.py",
     "test_policy_verdicts.py",
+    "test_policy_ways.py",
     "test_second_start.py::test_second_start_goes_straight_to_what_worked[0-h2-mute]",
     "test_second_start.py::test_memory_that_is_wrong_by_now_costs_a_head_start_and_no_answer[0-ipv6-dead]",
     "test_second_start.py::test_address_that_healed_is_used_again",

@@ -37,7 +37,8 @@ def test_dark_way_whose_neighbour_answers_is_dead_and_comes_last(paths):
 def test_dark_way_whose_neighbour_is_silent_too_stays_first(paths):
     paths.beside("wlan0", dark_s=1.5, now=10.0)
     assert paths.plan(11.0) == ("wlan0", "wwan0")
-    assert paths.beside("wwan0", dark_s=1.5, now=12.0) is None  # in a tunnel both are dark
+    assert paths.beside("wwan0", dark_s=1.5, now=11.0) is None  # in a tunnel both are dark
+    assert paths.beside("wwan0", dark_s=6.0, now=15.0) == "wlan0"  # of which nobody has told for a while
 
 
 def test_way_that_brought_something_meanwhile_is_not_dead(paths):

@@ -37,12 +37,13 @@ class Way(NamedTuple):
 class _State:
     """What is known of one way."""
 
-    __slots__ = ("back_at", "dark_since", "dead", "flow", "pause_s", "probe_at", "probing", "way")
+    __slots__ = ("back_at", "dark_since", "dark_told_at", "dead", "flow", "pause_s", "probe_at", "probing", "way")
 
     def __init__(self, way: Way, flow: FlowLimit | None) -> None:
         self.way = way
         self.flow = flow
         self.dark_since: float | None = None
+        self.dark_told_at = 0.0  # when somebody last waited in it
         self.dead = False
         self.probe_at = 0.0
         self.probing = False
@@ -106,10 +107,11 @@ class PathPolicy:
             return None
         since = now - dark_s
         way.dark_since = since if way.dark_since is None else min(way.dark_since, since)
-        for other, state in self._ways.items():
-            if other != name and not state.dead and state.dark_since is None and _has_room(state, now):
-                return other
-        return None
+        way.dark_told_at = now
+        others = [state for other, state in self._ways.items() if other != name and _has_room(state, now)]
+        # Darkness of which nobody has told for a while may be over; a dead way may be back before it is asked.
+        maybe = [each for each in others if each.dark_since is None or now - each.dark_told_at >= limits.PATH_PROBE_S]
+        return next((each.way.name for each in sorted(maybe, key=lambda each: each.dead)), None)
 
     def heard(self, name: str, now: float) -> None:
         """Something came over a way, whatever it was."""

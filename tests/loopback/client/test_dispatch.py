@@ -264,8 +264,8 @@ class TestStore:
     async def test_unusable_folder_is_one_clear_error(self, world, tmp_path):
         here = await world(answering())
         (tmp_path / "file").write_text("")
-        async with here.client(store=tmp_path / "file" / "store") as client:
-            with pytest.raises(stormline.errors.ConfigError, match="client store"):
+        with pytest.raises(stormline.errors.ConfigError, match="client store"):
+            async with here.client(store=tmp_path / "file" / "store") as client:
                 await client.get(URL)
 
     async def test_files_are_for_their_owner_alone(self, world, tmp_path):
