@@ -263,7 +263,16 @@ class Executor:
     async def _after_answer(self, run: Run, pause_s: float) -> Step | None:
         """Give the step after an answer that says "try again", None where it stands."""
         step = run.ladder.next(Outcome(maybe_delivered=True, body_spent=run.body.spent))
-        return step if step is not None and await self._granted(run, pause_s, heard=True) else None
+        if step is None:
+            return None
+        try:  # there is an answer: what is waited for must not use up the time in which it can be given
+            async with asyncio.timeout_at(run.ends_at - limits.RETRY_KEPT_S) as timeout:
+                return step if await self._granted(run, pause_s, heard=True) else None
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            run.trace.note("no time left to ask again")
+            return None
 
     async def _granted(self, run: Run, pause_s: float, *, heard: bool) -> bool:
         """Wait until a repetition may be made, and take its token from the budget; False where there is none."""

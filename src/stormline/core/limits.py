@@ -277,6 +277,8 @@ RETRY_AFTER_SPREAD: Final = 0.25
 """How much longer than a `Retry-After` asks for is waited at most, by chance: all were told the same moment."""
 RETRY_KEPT_BYTES: Final = 64 * 1024
 """Body of an answer that says "try again" (503, 429) kept for the caller while we do; a larger one is not repeated."""
+RETRY_KEPT_S: Final = 0.25
+"""How long before its deadline a call that has such an answer gives it, where it still waits to ask again."""
 DIALLED_HOSTS_MAX: Final = 256
 """Hosts with several addresses whose addresses are remembered, those dialled last: as many as have connections."""
 KNOCKS_BESIDE_MAX: Final = 2
