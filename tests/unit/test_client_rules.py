@@ -168,7 +168,7 @@ class TestConfig:
             pinned={"b.test": ("192.0.2.2",)},
             backup_addresses={"a.test": ("192.0.2.3", "192.0.2.1")},
         )
-        assert known_addresses(config) == {
+        assert known_addresses(**vars(config)) == {
             "a.test": (Address("192.0.2.1", 0), Address("192.0.2.3", 0)),
             "b.test": (Address("192.0.2.2", 0),),
         }

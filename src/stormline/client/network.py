@@ -130,6 +130,7 @@ class NetworkState:
         self._boottime = clock.boottime if isinstance(clock, SleepClock) else None
         self._clocks = ClockWatch(*self._read_clocks())
         self._skew = self._read_skew()
+        self._refined = ""  # the network that was looked at once more
         self._verdict = self._machine.judge(self._loop.time())
         self._look_timer: asyncio.TimerHandle | None = None
         self._later_timer: asyncio.TimerHandle | None = None
@@ -147,6 +148,10 @@ class NetworkState:
     def info(self) -> NetworkInfo:
         """The network requests go out by."""
         return self._tracker.info
+
+    def may_be_there(self) -> bool:
+        """False where it is known that there is no network."""
+        return self.info.routed is not False
 
     @property
     def status(self) -> NetworkStatus:
@@ -246,7 +251,7 @@ class NetworkState:
             self._later_timer = None
         if due is not None:
             self._later_timer = self._loop.call_at(max(due, now) + 0.001, self._later)
-        elif missing_s is not None and self._tracker.info.id != getattr(self, "_refined", ""):
+        elif missing_s is not None and self._tracker.info.id != self._refined:
             self._refined = self._tracker.info.id  # once for each network
             self._later_timer = self._loop.call_later(missing_s, self._later)
 

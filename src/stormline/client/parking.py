@@ -16,23 +16,6 @@ from stormline.core.phase import Phase
 from stormline.outbound.race import NO_WAY_OUT
 
 
-class NetworkPort(Protocol):
-    """Who knows whether the device has a network.
-
-    Attributes:
-        available: it has, as far as is known.
-    """
-
-    @property
-    def available(self) -> bool:
-        """It has, as far as is known."""
-        ...
-
-    def add_listener(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called, on the event loop, whenever `available` or the network itself has changed."""
-        ...
-
-
 class Waiting(Protocol):
     """A call, as far as it can wait here.
 
@@ -62,32 +45,33 @@ class Waiting(Protocol):
 class Parking:
     """Where the requests of one client wait. Belongs to one event loop.
 
-    Without a port the network counts as absent from the moment an attempt found no way out and the machine has no
-    route, until `changed` is called, a call comes through, or a look finds a route again.
+    The network counts as absent where it is known to be, and from the moment an attempt found no way out and the
+    machine has no route, until `changed` is called, a call comes through, or a look finds a route again.
 
     Args:
         has_route: says whether the machine has a way out; sends nothing.
-        port: who knows better; None where nobody does.
+        known: says whether there is a network as far as somebody knows who watches it.
         woke: told when a look wakes the device.
     """
 
     def __init__(
-        self, has_route: Callable[[], bool], port: NetworkPort | None = None, woke: Callable[[], None] = lambda: None
+        self,
+        has_route: Callable[[], bool],
+        known: Callable[[], bool] = lambda: True,
+        woke: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._has_route = has_route
-        self._port = port
+        self._known = known
         self._woke = woke
         self._parked: dict[asyncio.Future[None], None] = {}
         self._look: asyncio.TimerHandle | None = None
         self.absent = False
-        if port is not None:
-            port.add_listener(self._told)
 
     @property
     def available(self) -> bool:
         """There is a network, as far as is known."""
-        return not self.absent and (self._port is None or self._port.available)
+        return not self.absent and self._known()
 
     @property
     def parked(self) -> int:
@@ -106,10 +90,6 @@ class Parking:
         """The network is another one, or back: whoever waits goes."""
         self.absent = False
         self._release()
-
-    def _told(self) -> None:
-        if self._port is not None and self._port.available:
-            self.changed()
 
     async def wait(self, call: Waiting) -> None:
         """Wait until there is a network, as long as the call may; its deadline begins when this returns.
@@ -167,7 +147,7 @@ class Parking:
     def _look_out(self) -> None:
         self._look = None
         self._woke()
-        if self._has_route() and (self._port is None or self._port.available):
+        if self._has_route() and self._known():
             self.changed()
         elif self._parked:
             self._plan_look()

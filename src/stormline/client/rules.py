@@ -215,16 +215,11 @@ def check_addresses(given: object, *, what: str) -> dict[str, tuple[Address, ...
     return found
 
 
-_ADDRESSES: Final = ("addresses", "pinned", "backup_addresses")
-"""Settings that name addresses of origins, in the order in which they count."""
-
-
-def known_addresses(config: object) -> dict[str, tuple[Address, ...]]:
-    """Give the addresses of origins that a config names: for IP direct, pinned, and backup ones, in this order."""
+def known_addresses(**settings: object) -> dict[str, tuple[Address, ...]]:
+    """Join the settings that name addresses of origins, by their names and in the order in which they count."""
     found: dict[str, tuple[Address, ...]] = {}
-    for what in _ADDRESSES:
-        given = getattr(config, what, None)
-        for host, addresses in check_addresses(given or {}, what=what).items():
+    for what, given in settings.items():
+        for host, addresses in check_addresses(given, what=what).items():
             found[host] = tuple(dict.fromkeys((*found.get(host, ()), *addresses)))
     return found
 

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 
 ForeignContext = ssl.SSLContext | Callable[[Sequence[str]], ssl.SSLContext]
 """TLS to origins: a context as it is, or what makes one that offers the given ALPN names."""
-_MORE_ADDRESSES: Final = ("pinned", "backup_addresses")
-"""Settings that name addresses of origins too, where a config has them."""
 HTTPX_TIMEOUT_S: Final = 5.0
 """What httpx and httpx2 give every request whose caller says nothing of time."""
 _TIME_EXTENSIONS: Final = frozenset(
@@ -106,7 +104,7 @@ class Runtime:
             prefers_ipv4=functools.partial(_prefers_ipv4, config),
         )
         self.counting = Counting(self.steering.busy)
-        self.parking = Parking(outside.has_route, _Available(self.network), self.counting.woke)
+        self.parking = Parking(outside.has_route, self.network.may_be_there, self.counting.woke)
         self.conduct = CONDUCT[Activity.FOREGROUND]
         context, h1_context = _contexts(config, foreign_context, outside, alpn)
         self._context, self._h1_context = context, h1_context
@@ -657,11 +655,14 @@ def _contexts(
 
 def _rules(config: Config) -> "tuple[Rules | None, Mapping[str, tuple[Address, ...]]]":
     """Give the rules of a config and the addresses it names."""
-    if not (config.rules or config.addresses or any(getattr(config, name, None) for name in _MORE_ADDRESSES)):
+    if not (config.rules or config.addresses or config.pinned or config.backup_addresses):
         return None, {}
     from stormline.client import rules  # only who has some pays for them
 
-    return rules.Rules(config.rules) if config.rules else None, rules.known_addresses(config)
+    addresses = rules.known_addresses(
+        addresses=config.addresses, pinned=config.pinned, backup_addresses=config.backup_addresses
+    )
+    return rules.Rules(config.rules) if config.rules else None, addresses
 
 
 def _urgency(extensions: Mapping[str, Any], rule: "BusinessRule | None", preset: Preset) -> int:
@@ -672,21 +673,6 @@ def _urgency(extensions: Mapping[str, Any], rule: "BusinessRule | None", preset:
     if told is None and preset.name == presets.KEY.name:
         told = "key"
     return patterns.urgency(told)
-
-
-class _Available:
-    """Whether there is a network, as `client.parking` asks for it."""
-
-    def __init__(self, network: NetworkState) -> None:
-        self._network = network
-
-    @property
-    def available(self) -> bool:
-        """There is, as far as is known."""
-        return self._network.info.routed is not False
-
-    def add_listener(self, changed: Callable[[], None]) -> None:
-        """See `parking.NetworkPort`: `Runtime.changed` tells."""
 
 
 class _Offers:

@@ -11,8 +11,8 @@ _HOSTS_BYTES_MAX: Final = 1 << 20
 _NO_ROUTE: Final = frozenset(
     {errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 )
-_DOCUMENTATION: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses that nobody has (RFC 5737, RFC 3849): on the way to them is the default route, and no packet."""
+FAR: Final = ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses that nobody has (RFC 5737, RFC 3849): what goes there would go by the default route."""
 
 
 def has_route() -> bool:
@@ -21,7 +21,7 @@ def has_route() -> bool:
     Asked of the kernel by connecting a UDP socket, which sends nothing. Where that fails for another reason than a
     missing route the machine counts as having one.
     """
-    for family, host in _DOCUMENTATION:
+    for family, host in FAR:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((host, 9))

@@ -12,9 +12,10 @@ from typing import Final
 from stormline.core import limits_network as limits
 from stormline.core.values import Secret
 from stormline.net import radio, rtnetlink
+from stormline.net.local import FAR
 from stormline.net.probes import Beside
 from stormline.net.system import FILES
-from stormline.net.ways import FAR, usable
+from stormline.net.ways import usable
 from stormline.policy.network import NetworkInfo, prefix_of
 
 _DENIED: Final = (errno.EACCES, errno.EPERM)

@@ -14,9 +14,10 @@ from typing import Final
 
 from stormline.core import limits_network as limits
 from stormline.net import radio
+from stormline.net.local import FAR
 from stormline.net.probes import Beside
 from stormline.net.system import FILES
-from stormline.net.ways import FAR, default_routes, usable
+from stormline.net.ways import default_routes, usable
 from stormline.policy.network import NetworkInfo, prefix_of
 
 _DENIED: Final = (errno.EACCES, errno.EPERM)

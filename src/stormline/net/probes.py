@@ -10,7 +10,6 @@ import json
 import re
 import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,11 +22,11 @@ from stormline.net.stream import Stream
 from stormline.net.tls import start_tls
 from stormline.policy.network import NetworkInfo
 from stormline.policy.verdict import Finding
+from stormline.wire import dns as wire
 
 DISCARD_PORT: Final = 9
 """Where the datagram goes that makes the kernel ask for its neighbour (RFC 863); a machine that is there says no."""
-_DNS_FLAGS: Final = 0x0100  # recursion desired (RFC 1035 section 4.1.1)
-_DNS_HEAD: Final = struct.Struct("!HHHHHH")
+_DNS_HEAD_BYTES: Final = 12
 _ANSWERED_RCODES: Final = frozenset({0, 3})  # NOERROR, NXDOMAIN: it knows
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _OPEN_TEXT: Final = re.compile(r"success|connect ?test|is online", re.IGNORECASE)
@@ -137,18 +136,15 @@ async def server(address: Address, host: str, context: ssl.SSLContext | None, op
 def dns_question(name: str, number: int) -> bytes:
     """Make a question for the IPv4 addresses of a name (RFC 1035 section 4.1); empty where it is no name."""
     try:
-        labels = name.rstrip(".").encode("idna" if not name.isascii() else "ascii").split(b".")
-    except UnicodeError:
+        asked = wire.question(name if name.isascii() else name.encode("idna").decode("ascii"), wire.RecordType.A)
+    except ValueError:  # UnicodeError too
         return b""
-    if not all(0 < len(label) < 64 for label in labels) or sum(len(label) + 1 for label in labels) > 254:
-        return b""
-    asked = b"".join(bytes((len(label),)) + label for label in labels) + b"\0"
-    return _DNS_HEAD.pack(number, _DNS_FLAGS, 1, 0, 0, 0) + asked + b"\0\x01\0\x01"
+    return number.to_bytes(2, "big") + asked[2:]
 
 
 def read_dns_answer(data: bytes, question: bytes) -> Finding:
     """Say what an answer to `question` means: ANSWERED (it knows, also that there is none), FAILED, or UNKNOWN."""
-    if len(data) < _DNS_HEAD.size or data[:2] != question[:2] or not data[2] & 0x80:
+    if len(data) < _DNS_HEAD_BYTES or data[:2] != question[:2] or not data[2] & 0x80:
         return Finding.UNKNOWN
     return Finding.ANSWERED if data[3] & 0x0F in _ANSWERED_RCODES else Finding.FAILED
 

@@ -491,7 +491,12 @@ def _keep_alive(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # last: not at the system's own pace, which is hours
 
 
-def _bind_device(sock: socket.socket, device: str) -> None:
+def bind_device(sock: socket.socket, device: str) -> None:
+    """Have a socket go out by one network interface.
+
+    Raises:
+        OSError: the system cannot, there is no such interface, or it is not allowed.
+    """
     if _SO_BINDTODEVICE is None:  # to go out by another way than the one that was asked for would be worse
         raise OSError(errno.ENOPROTOOPT, "this system binds no connection to an interface")
     sock.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, device.encode())
@@ -532,7 +537,7 @@ async def open_tcp(
     sock = _new_socket(socket.AF_INET6 if literal.version == 6 else socket.AF_INET, mptcp=mptcp)
     try:
         if device is not None:
-            _bind_device(sock, device)
+            bind_device(sock, device)
         code = sock.connect_ex(target)
         if code in (errno.EINPROGRESS, errno.EINTR):
             waiter = loop.create_future()

@@ -13,11 +13,10 @@ from typing import Final
 
 from stormline.core import limits_network as limits
 from stormline.net import radio
+from stormline.net.local import FAR
+from stormline.net.stream import bind_device
 from stormline.policy.network import NetworkInfo
 
-FAR: Final = ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses that nobody has (RFC 5737, RFC 3849): what goes there would go by the default route."""
-_BINDTODEVICE: Final = getattr(socket, "SO_BINDTODEVICE", 25)
 _UP: Final = 0x1  # RTF_UP of linux/route.h
 _REJECT: Final = 0x200
 _POINT_TO_POINT: Final = frozenset({"768", "769", "776", "778", "823", "65534"})
@@ -57,7 +56,7 @@ def leaving(interface: str) -> frozenset[str]:
     for family, far in FAR:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             if interface:
-                probe.setsockopt(socket.SOL_SOCKET, _BINDTODEVICE, interface.encode())
+                bind_device(probe, interface)
             probe.connect((far, 9))
             own.add(probe.getsockname()[0])
     return frozenset(own)
