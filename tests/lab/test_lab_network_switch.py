@@ -49,20 +49,18 @@ import asyncio, json, os, ssl, sys, time
 import psutil
 import stormline
 from stormline.core import errors
-from stormline.outbound.pool import HttpPool
+from stormline.client.lanes import Lane
 from stormline.wire import bundle as bundles
 
 shop, ca, bundle, budget, watch = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), sys.argv[5]
 placed = []  # what each request was put on
-plain = HttpPool.request
-def request(self, asked, *, on_held=None, **more):
-    def held_by(held):
-        if names.get(id(self)) is not None:
-            placed.append([names[id(self)], time.monotonic(), held.stream.local.host])
-        if on_held is not None:
-            on_held(held)
-    return plain(self, asked, on_held=held_by, **more)
-HttpPool.request = request
+on_held = Lane.on_held
+def held_by(self, held):
+    pool = self.path.pool
+    if names.get(id(pool)) is not None:
+        placed.append([names[id(pool)], time.monotonic(), held.stream.local.host])
+    on_held(self, held)
+Lane.on_held = held_by
 names = {}
 
 def state():

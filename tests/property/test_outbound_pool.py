@@ -16,6 +16,7 @@ from stormline.core.values import Address
 from stormline.outbound.messages import HttpRequest
 from stormline.outbound.pool import HttpPool
 from stormline.testing import simloop
+from stormline.testing.follower import Notebook
 from stormline.testing.memory import MemoryNet
 from stormline.testing.simloop import SimClock
 
@@ -41,7 +42,7 @@ class World:
             idle_s=IDLE_S,
         )
         self.tasks = {}  # each with the time at which it has to be over
-        self.held = []
+        self.told = Notebook()
         self.closed = False
         self.outcomes = collections.Counter()
 
@@ -59,7 +60,7 @@ class World:
                 newer_than=self.loop.time() if newer else None,
                 left=left,
                 addresses=addresses,
-                on_held=self.held.append,
+                follower=self.told,
             )
             if lingers_s:
                 await asyncio.sleep(lingers_s)
@@ -92,8 +93,8 @@ class World:
             end.hang_up()
 
     def distrust(self, which, how):
-        if self.held:
-            getattr(self.held[which % len(self.held)], how)()
+        if self.told.held:
+            getattr(self.told.held[which % len(self.told.held)], how)()
 
     def doubt(self):
         self.pool.doubt()

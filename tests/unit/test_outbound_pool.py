@@ -15,6 +15,7 @@ from stormline.core.values import Address
 from stormline.outbound.messages import HttpRequest
 from stormline.outbound.pool import HttpPool
 from stormline.testing import simloop
+from stormline.testing.follower import Notebook
 from stormline.testing.memory import MemoryNet
 from stormline.testing.simloop import SimClock
 
@@ -288,9 +289,10 @@ async def test_pool_connect_timeout_is_not_that_of_waiting_for_a_stream(client):
 # -- doubt -------------------------------------------------------------------------------------------------------------
 @virtual
 async def test_pool_who_waits_on_a_connection_that_is_doubted_gets_another(client):
-    held = []
+    told = Notebook()
+    held = told.held
     client.server.streams = limits.H2_STREAMS_FEW
-    await client.ask(on_held=held.append)
+    await client.ask(follower=told)
     client.server.dead = True
     lost = client.begin(limits.H2_STREAMS_FEW, deadline_s=5.0)
     await asyncio.sleep(0.1)
@@ -359,12 +361,13 @@ async def test_pool_connection_that_was_overdue_and_answers_serves_those_who_wai
 
 @virtual(sense=Late(0.2))
 async def test_pool_tells_of_an_answer_that_came_beside_a_connection(client):
-    held = []
-    await client.ask(on_held=held.append)
+    told = Notebook()
+    held = told.held
+    await client.ask(follower=told)
     since = client.loop.time()
     held[0].doubt()
     assert not client.pool.answered_beside(held[0], since)
-    await client.ask(on_held=held.append)
+    await client.ask(follower=told)
     assert client.pool.answered_beside(held[0], since)
     assert not client.pool.answered_beside(held[1], since)
 
@@ -412,7 +415,7 @@ async def test_pool_request_whose_connection_goes_in_the_moment_of_its_grant_get
     later = []
     client.server.streams = 1
     await client.ask()
-    first = asyncio.create_task(client.ask(on_stage=stage))
+    first = asyncio.create_task(client.ask(follower=Notebook(stage)))
     await asyncio.sleep(0.01)
     waiting = asyncio.create_task(client.ask())
     await asyncio.gather(first, waiting)
@@ -425,7 +428,7 @@ async def test_pool_cancelled_in_the_moment_of_its_grant_gives_the_stream_to_the
     client.server.streams = 1
     await client.ask()
     first = asyncio.create_task(
-        client.ask(on_stage=lambda name: client.loop.call_soon(second.cancel) if name == "body" else None)
+        client.ask(follower=Notebook(lambda name: client.loop.call_soon(second.cancel) if name == "body" else None))
     )
     await asyncio.sleep(0.01)
     second, third = client.begin(2)

@@ -7,7 +7,7 @@ decides where we connect, so this is no open proxy.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -17,8 +17,10 @@ from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock
 from stormline.core.codes import Code
 from stormline.core.errors import CallError, TransportError
+from stormline.core.phase import Phase
 from stormline.core.values import Address, parse_address
-from stormline.outbound.dial import Dialer, quiet
+from stormline.outbound.dial import Dialer
+from stormline.outbound.held import Follower, Unfollowed
 from stormline.outbound.messages import HttpRequest, HttpResponse
 from stormline.outbound.pool import HttpPool
 from stormline.wire import hostname
@@ -65,7 +67,7 @@ class Sender(Protocol):
         deadline_s: float,
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
-        on_stage: Callable[[str], None] = quiet,
+        follower: Follower | None = None,
     ) -> HttpResponse:
         """See `outbound.pool.HttpPool.request`."""
         ...
@@ -180,7 +182,7 @@ class ApiGate:
             raise CallError(Code.CALL_BAD_REQUEST, str(error)) from error
 
     async def _send(self, exchange: Exchange, request: HttpRequest, upstream: Upstream) -> HttpResponse:
-        stages: list[str] = []
+        follower = Unfollowed()
         now = asyncio.get_running_loop().time()
         # Where one deadline holds for all, the pool keeps it, and knows exactly how far the request had come.
         begin_by = exchange.deadline if exchange.deadline < exchange.body_deadline else None
@@ -191,14 +193,14 @@ class ApiGate:
                     deadline_s=max(0.0, exchange.body_deadline - now),
                     addresses=(upstream.address,),
                     server_name=request.host if upstream.scheme == "https" else None,
-                    on_stage=stages.append,
+                    follower=follower,
                 )
         except TimeoutError as error:
             # From SEND on the kernel may have taken bytes.
             raise CallError(
                 Code.CALL_DEADLINE,
                 f"{request.host}: no answer in time",
-                maybe_delivered="send" in stages,
+                maybe_delivered=follower.phase.reached(Phase.SEND),
             ) from error
 
 

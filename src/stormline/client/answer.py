@@ -5,7 +5,7 @@ import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from stormline.client.decoding import Verifier, verifier_for
+from stormline.client.decoding import Verifier, codings_of, verifier_for
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
@@ -145,11 +145,12 @@ class Answer:
         http_version: `HTTP/1.1` and the like.
         headers: names and values as they came.
         trace: the call's trace; it is finished when the body ends, fails or is closed, unless it is `held`.
+        coded: it has a content coding, known or not.
         verifier: takes the content codings off and holds the body to its end; None where it has none that we know.
     """
 
-    __slots__ = ("_ended", "_reader_decodes", "_source", "headers", "http_version", "reason", "status", "trace",
-                 "verifier")  # fmt: skip
+    __slots__ = ("_ended", "_reader_decodes", "_source", "coded", "headers", "http_version", "reason", "status",
+                 "trace", "verifier")  # fmt: skip
 
     def __init__(
         self,
@@ -170,7 +171,9 @@ class Answer:
         self.headers = headers
         self._reader_decodes = False
         framed = http_version == "HTTP/2" or isinstance(source, LongBody)
-        self.verifier: Final = verifier_for(trace.record.method, status, headers, framed=framed)
+        values = codings_of(headers)
+        self.coded: Final = bool(values)
+        self.verifier: Final = verifier_for(trace.record.method, status, headers, values, framed=framed)
 
     async def read(self) -> bytes:
         """Give the next piece of the body as it came, `b""` at its end; it ends only where it is whole.
@@ -181,16 +184,20 @@ class Answer:
         """
         if self._ended:
             return b""
-        self.trace.pulled()
+        trace, source = self.trace, self._source
+        trace.pulled()
         try:
-            chunk = await self._source.read()
+            chunk = await source.read()
             if self.verifier is not None:
                 await self._verify(self.verifier, chunk)
         except BaseException as error:  # cancelled too: whoever waited for it did not get it
             await self.fail(error)
             raise
         if chunk:
-            self.trace.handed_out(len(chunk))
+            trace.handed_out(len(chunk))
+        elif source.complete:  # and read: there is nothing to let go
+            self._ended = True
+            trace.body_ended()
         else:
             await self.aclose()
         return chunk

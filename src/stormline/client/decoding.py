@@ -308,17 +308,22 @@ def _error(message: str) -> errors.DecodeError:
     return errors.DecodeError(message, phase=Phase.DECODE, maybe_delivered=True)
 
 
-def verifier_for(method: str, status: int, headers: Headers, *, framed: bool) -> Verifier | None:
+def codings_of(headers: Headers) -> list[bytes]:
+    """Give the values of `Content-Encoding`; several lines are one list (RFC 9110 section 5.3)."""
+    return [value for name, value in headers if len(name) == 16 and name.lower() == b"content-encoding"]
+
+
+def verifier_for(method: str, status: int, headers: Headers, values: list[bytes], *, framed: bool) -> Verifier | None:
     """Make the verifier of an answer's body; None where there is nothing to verify, or nothing that we know.
 
     Args:
         method: of the request.
         status: of the answer.
-        headers: of the answer; several `Content-Encoding` lines are one list (RFC 9110 section 5.3).
+        headers: of the answer.
+        values: its codings, see `codings_of`.
         framed: the carrier marks the end of every body, as HTTP/2 does. HTTP/1 may end one with its connection: where
             neither length nor chunks are announced, an empty body proves nothing.
     """
-    values = [value for name, value in headers if len(name) == 16 and name.lower() == b"content-encoding"]
     if not values or status in _BODILESS or method == "HEAD":
         return None
     words = b",".join(values).decode("latin-1").lower().split(",")

@@ -149,8 +149,19 @@ class Executor:
             if not self.admission.enter(run):
                 await self.admission.wait(run)
             path.steering.enter(run, request.host)
-            reply = await self._answered(run)
+            reply: Reply | None = None
+            while reply is None:  # once more where there was no network, and the call waits for one
+                if self._scheduling is None:
+                    run.ladder = self._laid_out(run, (), self._config.disabled)
+                else:
+                    run.ladder = await self._ladder(run, self._scheduling)
+                try:
+                    reply = await self._climb(run)
+                except errors.TransportError as error:
+                    await self._parked(run, error)
             good = True
+            if self._parking.absent:
+                self._parking.changed()
         except BaseException as error:
             run.path.steering.leave(run)
             if isinstance(error, errors.TransportError):
@@ -175,26 +186,14 @@ class Executor:
             headers=reply.headers,
         )
 
-    async def _answered(self, run: Run) -> Reply:
-        """Climb the ladder, and where there was no network and the call waits for one, once more when it is back."""
-        while True:
-            if self._scheduling is None:
-                run.ladder = self._laid_out(run, (), self._config.disabled)
-            else:
-                run.ladder = await self._ladder(run, self._scheduling)
-            try:
-                reply = await self._climb(run)
-            except errors.TransportError as error:
-                self.admission.leave(run)
-                if not await self._parking.again(run, error):
-                    raise
-                run.left.clear()
-                if not self.admission.enter(run):
-                    await self.admission.wait(run)
-                continue
-            if self._parking.absent:
-                self._parking.changed()
-            return reply
+    async def _parked(self, run: Run, error: errors.TransportError) -> None:
+        """Wait for a network where there was none and the call waits for one; else raise `error`."""
+        self.admission.leave(run)
+        if not await self._parking.again(run, error):
+            raise error
+        run.left.clear()
+        if not self.admission.enter(run):
+            await self.admission.wait(run)
 
     async def _climb(self, run: Run) -> Reply:
         """Take steps until one gives an answer that stands."""
@@ -664,9 +663,7 @@ class Executor:
                 newer_than=lane.begun_at if as_new else lane.newer_than,
                 left=() if as_new or lane.path is not run.path else run.left,
                 h1=run.blocked and request.scheme == "https",
-                on_stage=lane.stage,
-                on_note=lane.note,
-                on_held=lane.on_held,
+                follower=lane,
             )
         except errors.TransportError as error:
             raise self._judged(lane, error) from error

@@ -102,6 +102,7 @@ class Flavour:
         self._async_body = AsyncBody
         self._sync_body = SyncBody
         self._decoded = _decoded_response(self)
+        self._plain = _plain_response(module)
 
     def response(self, answer: Answer, request: Any, wait: Wait | None = None) -> Any:
         """Make the caller's response; its body is asynchronous where `wait` is None."""
@@ -111,7 +112,10 @@ class Flavour:
             extensions["stormline.untrusted"] = True
         if answer.reason:
             extensions["reason_phrase"] = answer.reason
-        made = self.module.Response if answer.verifier is None else functools.partial(self._decoded, answer, wait)
+        if answer.verifier is not None:
+            made = functools.partial(self._decoded, answer, wait)
+        else:
+            made = self.module.Response if answer.coded else self._plain
         return made(answer.status, headers=list(answer.headers), stream=body, extensions=extensions, request=request)
 
     def convert(self, error: errors.TransportError | errors.LocalProtocolError, request: Any) -> Exception:
@@ -165,6 +169,26 @@ class _Resize:
 
     def rest(self) -> list[bytes]:
         return [bytes(self._held)] if self._held else []
+
+
+def _plain_response(module: Any) -> Any:
+    """Make the module's response with a body that has no content coding: as it comes is as it is.
+
+    The module would take each piece through a decoder that decodes nothing and a cutter that cuts nothing.
+    """
+
+    class Response(module.Response):  # type: ignore[misc]
+        __slots__ = ()
+
+        def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+            if chunk_size is not None or self.is_stream_consumed or self.is_closed:
+                return super().aiter_bytes(chunk_size)  # type: ignore[no-any-return]
+            return self.aiter_raw()  # type: ignore[no-any-return]
+
+        def __reduce__(self) -> Any:
+            return _unpickled, (module.__name__,), self.__getstate__()
+
+    return Response
 
 
 def _decoded_response(flavour: Flavour) -> Any:

@@ -130,10 +130,10 @@ class Run:
         park_until, wait_network_s, deadline_s: see `parking.Waiting`.
     """
 
-    __slots__ = ("_interrupted", "_moved", "_task", "_waiter", "_won", "admitted_at", "answering", "asked_at",
-                 "blocked", "body", "bytes_down", "came_at", "detours", "ends_at", "first_byte_s", "gate", "judged",
-                 "key", "ladder", "left", "level", "limits", "loop", "off", "others", "over", "park_until", "path",
-                 "queued", "request", "shape", "trace", "urgency")  # fmt: skip
+    __slots__ = ("_interrupted", "_moved", "_task", "_waiter", "_won", "admitted_at", "answering",
+                 "asked_at", "blocked", "body", "bytes_down", "came_at", "detours", "ends_at", "first_byte_s",
+                 "gate", "judged", "key", "ladder", "left", "level", "limits", "loop", "off", "others", "over",
+                 "park_until", "path", "queued", "request", "shape", "trace", "urgency")  # fmt: skip
     ladder: Ladder
     path: "Path"
 
@@ -299,11 +299,12 @@ class Run:
 
 
 class Lane:
-    """One attempt of a call, as the pool and the connection tell of it.
+    """One attempt of a call, as the pool and the connection tell of it: their `Follower`.
 
     Attributes:
         held: the connection it was put on.
         begun_at: the loop's time when it began.
+        phase: how far it is.
         asked_at: the loop's time when the request had left.
         dialled: a connection was made for it.
         fresh_at: the loop's time when another lane was opened beside this one.
@@ -316,7 +317,7 @@ class Lane:
     """
 
     __slots__ = ("_loop", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up", "hedged",
-                 "held", "looks", "newer_than", "path", "run", "step", "timer", "watched")  # fmt: skip
+                 "held", "looks", "newer_than", "path", "phase", "run", "step", "timer", "watched")  # fmt: skip
 
     def __init__(
         self, run: Run, step: Step, looks: "FirstLooks[Lane]", *, quiet: bool, path: "Path | None" = None
@@ -330,6 +331,7 @@ class Lane:
         self.run = run
         self.step = step
         self.begun_at = self._loop.time()
+        self.phase = Phase.QUEUED
         self.held: Held | None = None
         self.asked_at: float | None = None
         self.fresh_at: float | None = None
@@ -337,14 +339,15 @@ class Lane:
         self.dialled = self.given_up = self.hedged = False
         self.timer: asyncio.TimerHandle | None = None
 
-    def stage(self, stage: str) -> None:
+    def stage(self, stage: Phase) -> None:
         """A stage begins. Of lanes side by side only the first is the call's timeline."""
-        if stage == Phase.FIRST_BYTE:
+        self.phase = stage
+        if stage is Phase.FIRST_BYTE:
             self.asked_at = self.run.asked_at = self._loop.time()
-        elif stage == Phase.CONNECT:
+        elif stage is Phase.CONNECT:
             self.dialled = True
         if not self._quiet:
-            self._trace.enter(stage)
+            self._trace.timeline.enter(stage, self._trace.monotonic())
 
     def note(self, line: str) -> None:
         """A decision was taken."""

@@ -21,6 +21,7 @@ class CallTrace:
     """Follows one call. `finish` makes the record, once; later calls do nothing.
 
     Attributes:
+        monotonic: gives the time of its timeline.
         held: the owner will call `finish` after its own stages (parse, callback); the end of the body does not.
         untrusted: nobody vouches for the answer: it is no success, whatever its status.
         parse: the business's own hook for this call; None for the client's.
@@ -31,7 +32,7 @@ class CallTrace:
         self, clock: Clock, call_id: str, *, method: str, host: str, path: str, business: str, network: str,
         sink: Callable[[CallRecord], None] | None,
     ) -> None:  # fmt: skip
-        self._monotonic = clock.monotonic
+        self.monotonic = clock.monotonic
         self._sink = sink
         self._start = clock.monotonic()
         self._attempt_start = self._start
@@ -55,16 +56,16 @@ class CallTrace:
 
     def enter(self, stage: str) -> None:
         """A stage begins."""
-        self.timeline.enter(stage, self._monotonic())
+        self.timeline.enter(stage, self.monotonic())
 
     def note(self, line: str) -> None:
         """A decision was taken."""
         if len(self.timeline.story) < limits.STORY_LINES_MAX:
-            self.timeline.note(self._monotonic(), line)
+            self.timeline.note(self.monotonic(), line)
 
     def attempt(self, step: Step) -> None:
         """A step begins."""
-        self._attempt_start = self._monotonic()
+        self._attempt_start = self.monotonic()
         self._attempt = AttemptRecord(means=step.means.value, start_ms=(self._attempt_start - self._start) * 1000)
         self.record.attempts.append(self._attempt)
         self.record.means = step.means.value
@@ -104,7 +105,8 @@ class CallTrace:
     def answered(self, status: int) -> None:
         """The head of the answer came."""
         self.record.status = status
-        self.enter("body")
+        if self.timeline.stage != "body":
+            self.enter("body")
         self.note(f"status {status}")
 
     def handed_down(self, size: int) -> None:
@@ -114,12 +116,12 @@ class CallTrace:
     def handed_out(self, size: int) -> None:
         """A chunk of the body goes to the consumer; the time until `pulled` is decoding, not network."""
         self.record.bytes_down += size
-        self._paused_at = self._monotonic()
+        self._paused_at = self.monotonic()
 
     def pulled(self) -> None:
         """The consumer wants the next chunk."""
         if self._paused_at is not None:
-            now = self._monotonic()
+            now = self.monotonic()
             self.timeline.enter("body", now)
             self.timeline.move("body", "decode", now - self._paused_at)
             self._paused_at = None
@@ -127,15 +129,19 @@ class CallTrace:
     def body_ended(self) -> None:
         """The body came whole, or its consumer wants no more of it."""
         if self.timeline.stage == "body":
-            self.pulled()
+            if self._paused_at is not None:
+                self.pulled()
             self.enter("callback")
         self._end_attempt()
         record = self.record
         record.ok_network = not self.untrusted
         record.ok_http = record.ok_network and record.status < 400
-        record.failure = kinds.UNTRUSTED if self.untrusted else kinds.status_kind(record.status)
-        if record.ok_parse is False:
-            record.failure = record.failure or "parse"
+        if not record.ok_http or record.ok_parse is False:
+            record.failure = kinds.UNTRUSTED if self.untrusted else kinds.status_kind(record.status)
+            if record.ok_parse is False:
+                record.failure = record.failure or "parse"
+        else:
+            record.failure = ""
         if not self.held:
             self.finish()
 
@@ -152,7 +158,7 @@ class CallTrace:
         if sink is not None and not self._finished:
             gone = copy.deepcopy(self.record)
             gone.failure, gone.phase = _kind(error), _phase(error, self.timeline.stage)
-            gone.total_ms = (self._monotonic() - self._start) * 1000
+            gone.total_ms = (self.monotonic() - self._start) * 1000
             sink(gone)
 
     def parsed(self, ok: bool, reason: str = "") -> None:
@@ -191,7 +197,7 @@ class CallTrace:
         if self._finished:
             return
         self._finished = True
-        self.record.total_ms, self.record.stages_ms = self.timeline.finish(self._monotonic())
+        self.record.total_ms, self.record.stages_ms = self.timeline.finish(self.monotonic())
         if self.wait is None or self.record.ok_parse is not None or not self.record.ok_network or not self.wait(self):
             self.send()
 
@@ -203,7 +209,7 @@ class CallTrace:
 
     def _end_attempt(self) -> None:
         if self._attempt is not None and not self._attempt.duration_ms:
-            self._attempt.duration_ms = (self._monotonic() - self._attempt_start) * 1000
+            self._attempt.duration_ms = (self.monotonic() - self._attempt_start) * 1000
 
 
 def _shown(reason: str) -> str:

@@ -561,6 +561,8 @@ ADMISSION_SILENT_FLOOR: Final = 4
 """Room that time-outs alone leave to a host: they may be the network's, and then more lanes are what helps."""
 ADMISSION_GRADIENT_FLOOR: Final = 12
 """Room that slow answers alone leave to a host: twice what a browser keeps in flight over HTTP/1.1."""
+ADMISSION_QUEUED_S_MIN: Final = 0.1
+"""Waiting at a server that is worth making others wait here instead: less than that no person notices."""
 ADMISSION_WEAK_FLOOR: Final = 8
 """Room that a weak link leaves to a host, however little it carries: eight small answers are a second of EDGE."""
 ADMISSION_MEMORY_S: Final = 300.0

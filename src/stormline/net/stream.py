@@ -263,7 +263,9 @@ class TcpStream:
             while offset < len(data):
                 await self._wait_writable()
                 offset += self._send(memoryview(data)[offset:])
-            await self._give_turn()
+            self._eager += 1
+            if self._eager >= limits.EAGER_OPERATIONS_MAX:
+                await self._give_turn()
         except asyncio.CancelledError:
             self.close()
             raise
@@ -305,7 +307,9 @@ class TcpStream:
             raise errors.LocalProtocolError("another task is receiving on this stream")
         self._receiving = True
         try:
-            await self._give_turn()  # before the bytes are taken: a cancellation here loses none
+            self._eager += 1
+            if self._eager >= limits.EAGER_OPERATIONS_MAX:
+                await self._give_turn()  # before the bytes are taken: a cancellation here loses none
             data = None if self._drained and self._arrived is None else self.receive_nowait(size_max)
             while data is None:
                 await self._wait_readable(size_max)
@@ -392,10 +396,8 @@ class TcpStream:
 
     async def _give_turn(self) -> None:
         """Let other tasks run now and then, however fast the peer is."""
-        self._eager += 1
-        if self._eager >= limits.EAGER_OPERATIONS_MAX:
-            self._eager = 0
-            await asyncio.sleep(0)
+        self._eager = 0
+        await asyncio.sleep(0)
 
     async def _wait_readable(self, size_max: int) -> None:
         """Wait until something has arrived for this task, or is said to be there."""

@@ -154,7 +154,7 @@ class Dialer:
         server_name: str | None = None,
         left: Collection[Address] = (),
         h1: bool = False,
-        on_stage: Callable[[str], None] = quiet,
+        on_stage: Callable[[Phase], None] = quiet,
         on_note: Callable[[str], None] = quiet,
     ) -> Stream:
         """Give a connected stream to the first address that is up, and shows its certificate where `tls`.
@@ -225,7 +225,7 @@ class Dialer:
         tls_name: str | None,
         context: ssl.SSLContext,
         keeper: NameKeeper | None,
-        on_stage: Callable[[str], None],
+        on_stage: Callable[[Phase], None],
         on_note: Callable[[str], None],
     ) -> Race:
         async def shake(raw: TcpStream) -> Stream:

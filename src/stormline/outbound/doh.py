@@ -8,20 +8,19 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from stormline.core import errors, limits_names
 from stormline.core.clock import Clock
+from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.resolve import Found, NoName, no_name
 from stormline.outbound.dial import quiet
 from stormline.outbound.doh_server import DohServer, Endpoint
+from stormline.outbound.held import Held, Unfollowed
 from stormline.outbound.messages import HttpRequest, field_value
 from stormline.outbound.pool import Connector, HttpPool
 from stormline.wire import dns
-
-if TYPE_CHECKING:
-    from stormline.outbound.held import Held
 
 _MEDIA_TYPE: Final = b"application/dns-message"
 _KINDS: Final = (dns.RecordType.AAAA, dns.RecordType.A)
@@ -57,6 +56,20 @@ class _Try:
         self.server = server
         self.kept = False
         self.task: asyncio.Task[Found]
+
+
+class _Asking(Unfollowed):
+    """Finds out over which connection a question goes."""
+
+    __slots__ = ("_try",)
+
+    def __init__(self, one: _Try) -> None:
+        super().__init__()
+        self._try = one
+
+    def on_held(self, held: Held) -> None:
+        """See `Follower.on_held`."""
+        self._try.kept = not self.phase.reached(Phase.CONNECT)
 
 
 class DohNames:
@@ -213,23 +226,13 @@ class DohNames:
             ((b"accept", _MEDIA_TYPE), (b"content-type", _MEDIA_TYPE)),
             question,
         )
-        dialled = False
-
-        def on_stage(stage: str) -> None:
-            nonlocal dialled
-            dialled = dialled or stage == "connect"
-
-        def on_held(held: "Held") -> None:
-            one.kept = not dialled
-
         try:
             response = await self._pool.request(
                 request,
                 deadline_s=limits_names.DOH_TIMEOUT_S,
                 addresses=endpoint.addresses,
                 newer_than=newer_than,
-                on_stage=on_stage,
-                on_held=on_held,
+                follower=_Asking(one),
             )
             body = await response.read(limits_names.DNS_MESSAGE_BYTES_MAX)
             await response.aclose()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
@@ -204,26 +204,50 @@ class Held:
         return self._doubted_at is not None
 
 
-class Progress:
-    """How far one request is, for its deadline's error."""
+class Follower(Protocol):
+    """Who follows one request on its way through the pool and over its connection. Its methods must not raise.
 
-    __slots__ = ("_host", "_on_stage", "phase")
+    Attributes:
+        phase: the stage that was told last; QUEUED before the first.
+    """
 
-    def __init__(self, host: str, on_stage: Callable[[str], None]) -> None:
-        self._host = host
-        self._on_stage = on_stage
+    phase: Phase
+
+    def stage(self, stage: Phase) -> None:
+        """A stage begins."""
+        ...
+
+    def note(self, line: str) -> None:
+        """A decision was taken, in words."""
+        ...
+
+    def on_held(self, held: Held) -> None:
+        """The request is put on a connection; nothing of it has been sent."""
+        ...
+
+
+class Unfollowed:
+    """`Follower` of a request that nobody follows: it knows how far the request is, and no more."""
+
+    __slots__ = ("phase",)
+
+    def __init__(self) -> None:
         self.phase = Phase.QUEUED
 
-    def stage(self, stage: str) -> None:
-        """Note that a stage begins."""
-        self.phase = stage if isinstance(stage, Phase) else Phase(stage)
-        self._on_stage(stage)
+    def stage(self, stage: Phase) -> None:
+        """See `Follower.stage`."""
+        self.phase = stage
 
-    def too_late(self) -> errors.DeadlineExceeded:
-        """Say that the deadline passed before the request was put on a connection."""
-        return errors.DeadlineExceeded(
-            f"{self._host}: the deadline passed, while in {self.phase}", phase=self.phase, maybe_delivered=False
-        )
+    def note(self, line: str) -> None:
+        """See `Follower.note`."""
+
+    def on_held(self, held: Held) -> None:
+        """See `Follower.on_held`."""
+
+
+def too_late(host: str, phase: Phase) -> errors.DeadlineExceeded:
+    """Say that the deadline passed before a request was put on a connection."""
+    return errors.DeadlineExceeded(f"{host}: the deadline passed, while in {phase}", phase=phase, maybe_delivered=False)
 
 
 class Checks:

@@ -49,7 +49,7 @@ class Http1Connection:
         head_by: float | None = None,
         read_timeout_s: float | None = None,
         done: Callable[[bool], None],
-        on_stage: Callable[[str], None],
+        on_stage: Callable[[Phase], None],
     ) -> Coroutine[None, None, HttpResponse]:
         """Send a request and give its answer as soon as the head is there.
 
@@ -123,9 +123,9 @@ class _SendFailed(Exception):
 class _Exchange:
     """One request and its answer; the `BodySource` of that answer."""
 
-    __slots__ = ("_bounds", "_connection", "_done", "_expired", "_failure", "_finished", "_loop", "_moved_at",
-                 "_on_stage", "_reader", "_reading", "_request", "_sender", "_sent_all", "_size", "_stop",
-                 "_stream")  # fmt: skip
+    __slots__ = ("_bounds", "_broken", "_connection", "_done", "_expired", "_failure", "_finished", "_loop",
+                 "_moved_at", "_on_stage", "_out", "_reader", "_reading", "_request", "_sender", "_sent_all",
+                 "_size", "_stop", "_stream")  # fmt: skip
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Exchange:
         bounds: _Bounds,
         *,
         done: Callable[[bool], None],
-        on_stage: Callable[[str], None],
+        on_stage: Callable[[Phase], None],
     ) -> None:
         self._loop = connection.loop
         self._connection = connection
@@ -145,6 +145,8 @@ class _Exchange:
         self._on_stage = on_stage
         self._reader = ResponseReader(is_head=request.is_head)
         self._sender: asyncio.Task[None] | None = None  # only for bodies that do not leave in one send
+        self._out = 0  # bytes of the head sent at once
+        self._broken: OSError | None = None  # how that failed
         self._size = 0  # body bytes sent
         self._sent_all = False
         self._stop = False  # an early answer makes the rest of the body pointless
@@ -160,8 +162,17 @@ class _Exchange:
         try:
             self._watch()
             self._on_stage(Phase.SEND)
-            write_error = await self._send_or_begin_to()
-            await self._read_head(write_error)
+            write_error = self._broken if self._sent_at_once() else await self._send_or_begin_to()
+            try:
+                while not reader.status:
+                    data = await self._stream.receive()
+                    self._moved_at = self._loop.time()
+                    if data:
+                        reader.receive_data(data)
+                    else:
+                        reader.receive_eof()
+            except (OSError, errors.TransportError) as error:
+                self._head_failed(error, write_error)
             self._connection.answers += 1
             if not self._sent_all:
                 reader.keep_alive = False
@@ -169,10 +180,12 @@ class _Exchange:
                 self._on_stage(Phase.FIRST_BYTE)
             self._on_stage(Phase.BODY)
             self._reading = False
-            if reader.complete:
-                await self._end(reusable=reader.keep_alive)
-            else:
+            if not reader.complete:
                 self._watch()
+            elif self._sender is None:
+                self._finish(reader.keep_alive)
+            else:
+                await self._end(reusable=reader.keep_alive)
         except BaseException:
             await self._end(reusable=False)
             raise
@@ -187,9 +200,27 @@ class _Exchange:
         )
 
     # -- sending --------------------------------------------------------------------------------------------------
+    def _sent_at_once(self) -> bool:
+        """Hand the kernel a request without a body, as almost all are; False where it does not take all of it now.
+
+        True where there is no more to send, also as sending failed (`_broken`).
+        """
+        request, stream = self._request, self._stream
+        if request.body or request.chunked or len(request.head) > limits.SEND_PIECE_BYTES:
+            return False
+        try:
+            self._out = stream.send_nowait(request.head)
+        except OSError as error:
+            self._broken = error  # the peer may have answered before it hung up: the reading tells
+            return True
+        if self._out < len(request.head) or stream.has_unsent:
+            return False
+        self._all_sent()
+        return True
+
     async def _send_or_begin_to(self) -> OSError | None:
-        """Send a request that fits one piece; a larger or streamed one is sent by a task beside the reading."""
-        head, body = self._request.head, self._request.body
+        """Send what is left of a request that fits one piece; a larger or streamed one is sent by a task."""
+        head, body = self._request.head[self._out :], self._request.body
         if not isinstance(body, bytes) or len(head) + len(body) > limits.SEND_PIECE_BYTES:
             self._sender = asyncio.create_task(self._send_streamed(), name="request body")
             self._sender.add_done_callback(self._sender_done)
@@ -260,40 +291,31 @@ class _Exchange:
             self._stream.close()  # wakes the reading; a broken socket does that by itself, and may hold an answer
 
     # -- the head -------------------------------------------------------------------------------------------------
-    async def _read_head(self, write_error: BaseException | None) -> None:
-        reader = self._reader
-        try:
-            while not reader.status:
-                data = await self._stream.receive()
-                self._moved_at = self._loop.time()
-                if data:
-                    reader.receive_data(data)
-                else:
-                    reader.receive_eof()
-        except (OSError, errors.TransportError) as error:
-            if self._expired:
-                phase, delivered = Phase.FIRST_BYTE if self._sent_all else Phase.SEND, self._connection.maybe_delivered
-                raise errors.DeadlineExceeded(
-                    f"{self._stream.peer}: {self._expired}, while in {phase}", phase=phase, maybe_delivered=delivered
-                ) from error
-            if self._sender is not None and self._sender.done():
-                write_error = self._sender.exception()
-                if isinstance(write_error, _SendFailed):
-                    write_error = write_error.__cause__
-                elif write_error is not None:
-                    raise write_error from None  # the body's source failed
-            peer, delivered = self._stream.peer, self._connection.maybe_delivered
-            if write_error is not None:
-                raise errors.WriteError(
-                    f"{peer}: sending broke off: {reason_of(write_error)}", phase=Phase.SEND, maybe_delivered=delivered
-                ) from write_error
-            if isinstance(error, errors.ProtocolViolation):
-                error.maybe_delivered = delivered
-                raise
-            phase = Phase.FIRST_BYTE if self._sent_all else Phase.SEND
-            raise errors.ReadError(
-                f"{peer}: no answer: {reason_of(error)}", phase=phase, maybe_delivered=delivered
+    def _head_failed(self, error: Exception, write_error: BaseException | None) -> NoReturn:
+        """Say how waiting for the head ended."""
+        if self._expired:
+            phase, delivered = Phase.FIRST_BYTE if self._sent_all else Phase.SEND, self._connection.maybe_delivered
+            raise errors.DeadlineExceeded(
+                f"{self._stream.peer}: {self._expired}, while in {phase}", phase=phase, maybe_delivered=delivered
             ) from error
+        if self._sender is not None and self._sender.done():
+            write_error = self._sender.exception()
+            if isinstance(write_error, _SendFailed):
+                write_error = write_error.__cause__
+            elif write_error is not None:
+                raise write_error from None  # the body's source failed
+        peer, delivered = self._stream.peer, self._connection.maybe_delivered
+        if write_error is not None:
+            raise errors.WriteError(
+                f"{peer}: sending broke off: {reason_of(write_error)}", phase=Phase.SEND, maybe_delivered=delivered
+            ) from write_error
+        if isinstance(error, errors.ProtocolViolation):
+            error.maybe_delivered = delivered
+            raise error
+        phase = Phase.FIRST_BYTE if self._sent_all else Phase.SEND
+        raise errors.ReadError(
+            f"{peer}: no answer: {reason_of(error)}", phase=phase, maybe_delivered=delivered
+        ) from error
 
     def _says_close(self) -> bool:
         return any(name.lower() == b"connection" and b"close" in value.lower() for name, value in self._reader.headers)

@@ -210,7 +210,7 @@ class Http2Connection:
         head_by: float | None = None,
         read_timeout_s: float | None = None,
         done: Callable[[bool], None],
-        on_stage: Callable[[str], None],
+        on_stage: Callable[[Phase], None],
     ) -> HttpResponse:
         """Send a request and give its answer as soon as the head is there.
 

@@ -62,7 +62,7 @@ class Exchange:
         *,
         peer: Address,
         done: Callable[[bool], None],
-        on_stage: Callable[[str], None],
+        on_stage: Callable[[Phase], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._carrier = carrier
@@ -139,7 +139,7 @@ class Exchange:
         """Note that the stream exists; its head is on its way to the kernel."""
         self.stream_id, self.mark = stream_id, mark
         self._moved_at = self._loop.time()
-        self._on_stage(Phase.SEND.value)
+        self._on_stage(Phase.SEND)
         self._watch()
         if not self.uploads:
             return
@@ -180,7 +180,7 @@ class Exchange:
         if (self._out_last or not self.uploads) and not self._sent_all:
             self._sent_all = True
             if not self.status:
-                self._on_stage(Phase.FIRST_BYTE.value)
+                self._on_stage(Phase.FIRST_BYTE)
 
     async def _pull(self, body: AsyncIterable[bytes]) -> None:
         length = self.request.length
@@ -218,10 +218,10 @@ class Exchange:
         self._moved_at = self._loop.time()
         self.status, self._headers = status, headers
         if not self._sent_all:
-            self._on_stage(Phase.FIRST_BYTE.value)
+            self._on_stage(Phase.FIRST_BYTE)
             if status >= 300:
                 self._stop_upload()
-        self._on_stage(Phase.BODY.value)
+        self._on_stage(Phase.BODY)
         self._reading = False
         if ended:
             self.got_end()

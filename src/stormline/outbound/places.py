@@ -10,7 +10,7 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream
 from stormline.outbound.dial import quiet
-from stormline.outbound.held import Held, Key, Progress
+from stormline.outbound.held import Follower, Held, Key, too_late
 from stormline.outbound.http1 import Http1Connection
 
 
@@ -28,7 +28,7 @@ class Connector(Protocol):
         server_name: str | None = None,
         left: Collection[Address] = (),
         h1: bool = False,
-        on_stage: Callable[[str], None] = quiet,
+        on_stage: Callable[[Phase], None] = quiet,
         on_note: Callable[[str], None] = quiet,
     ) -> Stream:
         """Give a connected stream; see `Dialer.dial`."""
@@ -142,7 +142,7 @@ class Waiter:
         number: the pool's count of what began: who waits for longer has the lower one.
         left: addresses to whose connections it is not given, unless they are made after it began to wait.
         times: its bounds.
-        progress, on_note: told what is done for it.
+        follower: told what is done for it.
         connect_by: the loop's time at which the connection being made for it has taken too long.
         since: the loop's time when it began to wait.
         grant: a right of its own, or one to share in which a stream is promised to it.
@@ -150,23 +150,20 @@ class Waiter:
         timer: looks after the times above.
     """
 
-    __slots__ = ("connect_by", "grant", "impatient", "left", "number", "on_note", "progress", "since", "timer",
-                 "times")  # fmt: skip
+    __slots__ = ("connect_by", "follower", "grant", "impatient", "left", "number", "since", "timer", "times")
 
     def __init__(
         self,
         number: int,
         left: Collection[Address],
         times: Times,
-        progress: Progress,
-        on_note: Callable[[str], None],
+        follower: Follower,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.number = number
         self.left: Collection[Address] = frozenset(left) if left else ()
         self.times = times
-        self.progress = progress
-        self.on_note = on_note
+        self.follower = follower
         self.connect_by: float | None = None
         self.since = loop.time()
         self.grant: asyncio.Future[Held] = loop.create_future()
@@ -191,7 +188,7 @@ class Waiter:
     def too_late(self, key: Key, opening: "Opening | None") -> errors.DeadlineExceeded:
         """Say that its time is over: in waiting for `opening`, or for its turn (None)."""
         if opening is None:
-            return self.progress.too_late()
+            return too_late(key.origin.host, self.follower.phase)
         waited_s = asyncio.get_running_loop().time() - self.since
         return errors.DeadlineExceeded(
             f"{key.origin.host}: not connected within {waited_s:.3g} s, while in {opening.phase}; {opening.story}",
@@ -223,17 +220,17 @@ class Opening:
         self._place = place
         self._notes: collections.deque[str] = collections.deque(maxlen=limits.POOL_NOTES_KEPT)
 
-    def stage(self, stage: str) -> None:
+    def stage(self, stage: Phase) -> None:
         """Note that a stage begins."""
-        self.phase = Phase(stage)
+        self.phase = stage
         for waiter in self._told():
-            waiter.progress.stage(stage)
+            waiter.follower.stage(stage)
 
     def note(self, line: str) -> None:
         """Note a decision."""
         self._notes.append(line)
         for waiter in self._told():
-            waiter.on_note(line)
+            waiter.follower.note(line)
 
     def _told(self) -> list[Waiter]:
         place = self._place

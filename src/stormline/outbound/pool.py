@@ -13,8 +13,7 @@ from stormline.core.clock import Clock
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream
-from stormline.outbound.dial import quiet
-from stormline.outbound.held import Checks, Held, Key, Origin, Progress, key_of
+from stormline.outbound.held import Checks, Follower, Held, Key, Origin, Unfollowed, key_of, too_late
 from stormline.outbound.http1 import Http1Connection
 from stormline.outbound.http1_codec import Encoded, Encoder
 from stormline.outbound.messages import HttpRequest, HttpResponse
@@ -93,9 +92,7 @@ class HttpPool:
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
         h1: bool = False,
-        on_stage: Callable[[str], None] = quiet,
-        on_note: Callable[[str], None] = quiet,
-        on_held: Callable[[Held], None] | None = None,
+        follower: Follower | None = None,
     ) -> HttpResponse:
         """Send one request and give its answer when the head is there; see `HttpResponse` for the body.
 
@@ -113,9 +110,7 @@ class HttpPool:
             addresses: connect to these instead of resolving the host (IP direct).
             server_name: name for SNI and certificate instead of the host.
             h1: only over HTTP/1.1, if the dialer can offer it alone.
-            on_stage: told the name of each stage of `telemetry.timeline.STAGES` as it begins.
-            on_note: told decisions in words.
-            on_held: told the connection the request is put on, before anything is sent; must not raise.
+            follower: told what happens, as it happens.
 
         Raises:
             QueueFull: `limits.POOL_WAITING_MAX` requests wait already.
@@ -126,28 +121,27 @@ class HttpPool:
             LocalProtocolError: the request cannot be sent as it is, or the pool is closed.
         """
         key = key_of(request, addresses, server_name, h1)
-        progress = Progress(request.host, on_stage)
+        if follower is None:
+            follower = Unfollowed()
         now = asyncio.get_running_loop().time()
         body_by = now + (deadline_s if body_deadline_s is None else body_deadline_s)
         times = Times(now + deadline_s, body_by, read_timeout_s, connect_timeout_s)
         if deadline_s <= 0.0:
-            raise progress.too_late()
+            raise too_late(request.host, follower.phase)
         place = self._places.get(key)
         if newer_than is not None and place is not None:
             self._leave_old(place, newer_than)
         held = None if place is None or place.waiters else self._take_shared(place, None, left)
         if held is not None:
-            if on_held is not None:
-                on_held(held)
-            return await self._exchange_shared(held, request, times, progress)
+            follower.on_held(held)
+            return await self._exchange_shared(held, request, times, follower)
         # Now, so that what cannot be sent fails before anything is done for it.
         encoded = self._encoder.encode(request)
-        held = self._idle_at(place, left) or await self._find(key, left, times, progress, on_note)
-        if on_held is not None:
-            on_held(held)
+        held = self._idle_at(place, left) or await self._find(key, left, times, follower)
+        follower.on_held(held)
         if held.shared is not None:
-            return await self._exchange_shared(held, request, times, progress)
-        return await self._exchange(held, encoded, times, progress)
+            return await self._exchange_shared(held, request, times, follower)
+        return await self._exchange(held, encoded, times, follower)
 
     async def preconnect(self, key: Key, timeout_s: float) -> bool:
         """Have a connection to a place, of HTTP/2 with its settings; True where one stands. Errors as `request`.
@@ -158,15 +152,13 @@ class HttpPool:
         if (place is not None and not place.empty) or self._total >= self._connections_max:
             return place is not None and bool(place.idle or place.live)
         by = asyncio.get_running_loop().time() + timeout_s
-        held = await self._find(key, (), Times(by, by, None, None), Progress(key.origin.host, quiet), quiet)
+        held = await self._find(key, (), Times(by, by, None, None), Unfollowed())
         if held.shared is None:
             self._release(held, reusable=True)
             return True
         return held.shared.streams_max is not None or await held.shared.check(limits.H2_CHECK_S)
 
-    async def _find(
-        self, key: Key, left: Collection[Address], times: Times, progress: Progress, on_note: Callable[[str], None]
-    ) -> Held:
+    async def _find(self, key: Key, left: Collection[Address], times: Times, follower: Follower) -> Held:
         """Give a connection: one to share, an idle one, or one made now."""
         number = next(self._numbers)
         while True:
@@ -175,18 +167,18 @@ class HttpPool:
             place = self._place(key)
             held = None if place.may_share or place.waiters else self._grant(place, left, number)
             if held is None:
-                held = await self._wait(place, Waiter(number, left, times, progress, on_note))
+                held = await self._wait(place, Waiter(number, left, times, follower))
             if held.shared is not None:
                 if not held.live:  # it went away in this moment
                     self._give_back(place, held)
                     continue
                 held.promised -= 1
             elif held.connection is None:
-                await self._connect(held, left, times, progress, on_note)
+                await self._connect(held, left, times, follower)
             return held
 
     def _exchange(
-        self, held: Held, encoded: Encoded, times: Times, progress: Progress
+        self, held: Held, encoded: Encoded, times: Times, follower: Follower
     ) -> Coroutine[None, None, HttpResponse]:
         """Send a request over an HTTP/1.1 connection of its own, which gives its slot back however that ends."""
         connection = held.connection
@@ -199,23 +191,16 @@ class HttpPool:
             head_by=times.head_by,
             read_timeout_s=times.read_timeout_s,
             done=lambda reusable: self._release(held, reusable=reusable),
-            on_stage=progress.stage,
+            on_stage=follower.stage,
         )
 
     # -- making connections ---------------------------------------------------------------------------------------
-    async def _connect(
-        self,
-        held: Held,
-        left: Collection[Address],
-        times: Times,
-        progress: Progress,
-        on_note: Callable[[str], None],
-    ) -> None:
+    async def _connect(self, held: Held, left: Collection[Address], times: Times, follower: Follower) -> None:
         """Make the connection of a slot for one request; failed or cancelled, the slot is free."""
         left_s = times.head_by - asyncio.get_running_loop().time()
         timeout_s = left_s if times.connect_timeout_s is None else min(left_s, times.connect_timeout_s)
         try:
-            stream = await self._dial(held.key, left, timeout_s, progress.stage, on_note)
+            stream = await self._dial(held.key, left, timeout_s, follower.stage, follower.note)
             held.promised += 1  # where it can be shared, this request has the first stream
             self._adopt(held, stream)
             held.promised -= 1
@@ -264,8 +249,8 @@ class HttpPool:
                 self._release(held, reusable=True)
             self._tell(place)
         for waiter in place.waiters:
-            if waiter.progress.phase is not Phase.QUEUED and not waiter.grant.done():
-                waiter.progress.stage(Phase.QUEUED)
+            if waiter.follower.phase is not Phase.QUEUED and not waiter.grant.done():
+                waiter.follower.stage(Phase.QUEUED)
 
     def _fail_unserved(self, place: Place, error: BaseException) -> None:
         place.more_at = asyncio.get_running_loop().time() + limits.POOL_BESIDE_PAUSE_S
@@ -286,7 +271,7 @@ class HttpPool:
         key: Key,
         left: Collection[Address],
         timeout_s: float,
-        on_stage: Callable[[str], None],
+        on_stage: Callable[[Phase], None],
         on_note: Callable[[str], None],
     ) -> Stream:
         return await self._dialer.dial(
@@ -377,7 +362,7 @@ class HttpPool:
             self._trim(place)
 
     async def _exchange_shared(
-        self, slot: Held, request: HttpRequest, times: Times, progress: Progress
+        self, slot: Held, request: HttpRequest, times: Times, follower: Follower
     ) -> HttpResponse:
         if slot.shared is None:
             raise errors.LocalProtocolError("the connection is not shared")
@@ -389,7 +374,7 @@ class HttpPool:
                 head_by=times.head_by,
                 read_timeout_s=times.read_timeout_s,
                 done=lambda _: self._shared_rests(slot),
-                on_stage=progress.stage,
+                on_stage=follower.stage,
             )
         except (errors.DeadlineExceeded, asyncio.CancelledError):
             if asyncio.get_running_loop().time() - began >= limits.H2_DOUBT_S:
@@ -621,7 +606,7 @@ class HttpPool:
                 waiter.connect_by = now + waiter.times.connect_timeout_s
             phase = place.openings[0].phase
             if phase is not Phase.QUEUED:
-                waiter.progress.stage(phase)
+                waiter.follower.stage(phase)
         self._look_after(place, waiter, now)
 
     def _look_after(self, place: Place, waiter: Waiter, now: float) -> None:

@@ -48,7 +48,7 @@ class _Wish(NamedTuple):
     host: str
     tls: bool
     server_name: str
-    on_stage: Callable[[str], None]
+    on_stage: Callable[[Phase], None]
     on_note: Callable[[str], None]
     more: dict[str, Any]
     """For the dialer below, as it came."""
@@ -98,7 +98,7 @@ class ProxyDialer:
         timeout_s: float,
         addresses: tuple[Address, ...] | None = None,
         server_name: str | None = None,
-        on_stage: Callable[[str], None] = quiet,
+        on_stage: Callable[[Phase], None] = quiet,
         on_note: Callable[[str], None] = quiet,
         **more: Any,
     ) -> Stream:
@@ -153,7 +153,7 @@ class ProxyDialer:
         return self._rules.proxy_for(scheme, *address) is None
 
     async def _resolve(self, host: str, port: int, wish: _Wish, timeout_s: float) -> tuple[Address, ...]:
-        wish.on_stage(Phase.RESOLVE.value)
+        wish.on_stage(Phase.RESOLVE)
         try:
             async with asyncio.timeout(timeout_s):
                 found = await self._resolver.resolve(host, port)
@@ -184,7 +184,7 @@ class ProxyDialer:
                     if not wish.tls:
                         return raw
                     phase = Phase.TLS
-                    wish.on_stage(phase.value)
+                    wish.on_stage(phase)
                     return await self._start_tls(raw, proxy, wish)
                 except BaseException:
                     raw.close()

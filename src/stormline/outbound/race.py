@@ -158,7 +158,7 @@ class Race:
         open_tcp: OpenTcp,
         shake: Shake | None,
         *,
-        on_stage: Callable[[str], None],
+        on_stage: Callable[[Phase], None],
         on_note: Callable[[str], None],
         more: Reinforcements | None = None,
     ) -> None:
@@ -195,7 +195,7 @@ class Race:
         """Go on to `phase`, where it is not there yet: only the first racer in it is told of."""
         if phase is not self.phase:
             self.phase = phase
-            self._on_stage(phase.value)
+            self._on_stage(phase)
 
     def story(self) -> str:
         """Tell which addresses failed and why, and which are still being tried."""

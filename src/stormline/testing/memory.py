@@ -251,7 +251,7 @@ class MemoryNet:
         server_name: str | None = None,
         left: Collection[Address] = (),
         h1: bool = False,
-        on_stage: Callable[[str], None] = quiet,
+        on_stage: Callable[[Phase], None] = quiet,
         on_note: Callable[[str], None] = quiet,
     ) -> MemoryStream:
         """See `Dialer.dial`."""
@@ -260,10 +260,10 @@ class MemoryNet:
         self.dials += 1
         self.dialling[host] += 1
         try:
-            on_stage("connect")
+            on_stage(Phase.CONNECT)
             await asyncio.sleep(min(dial_s, timeout_s))
             if tls:
-                on_stage("tls")
+                on_stage(Phase.TLS)
             if server.dials == "refused":
                 raise errors.ConnectError(f"{host}: refused", phase=Phase.CONNECT, maybe_delivered=False)
             if server.dials == "silent" or dial_s > timeout_s:

@@ -28,7 +28,7 @@ class TestHttpxFeatures:
         there = await origin()
         async with client_of(module) as client:
             response = await client.get(there.url("/a?b=1"))
-        assert type(response) is module.Response
+        assert isinstance(response, module.Response)
         assert (response.status_code, response.text, response.http_version) == (200, "ok", "HTTP/1.1")
         assert response.extensions["reason_phrase"] == b"OK"
         assert there.requests[0].target == "/a?b=1"

@@ -25,7 +25,7 @@ import pytest
 from h2.errors import ErrorCodes
 
 import stormline
-from stormline.client.trace import CallTrace
+from stormline.client.lanes import Lane
 from stormline.core import limits
 from stormline.core.values import Address
 from stormline.testing.gateway import answering, scripted_gateway
@@ -329,14 +329,14 @@ async def test_request_turned_away_on_a_fresh_connection_goes_again_too(server, 
 def _as_it_leaves(monkeypatch):
     """Have something done between the choice of the connection and the first byte, once per arming."""
     armed = []
-    enter = CallTrace.enter
+    stage = Lane.stage
 
-    def enter_and_act(self, stage):
-        enter(self, stage)
-        if stage == "send" and armed:
+    def stage_and_act(self, name):
+        stage(self, name)
+        if name == "send" and armed:
             armed.pop()()
 
-    monkeypatch.setattr(CallTrace, "enter", enter_and_act)
+    monkeypatch.setattr(Lane, "stage", stage_and_act)
     return armed.append
 
 

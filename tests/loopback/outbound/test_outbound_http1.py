@@ -16,6 +16,7 @@ from stormline.net.trust import roles_context
 from stormline.outbound.dial import Dialer
 from stormline.outbound.messages import HttpRequest
 from stormline.outbound.pool import HttpPool
+from stormline.testing.follower import Notebook
 
 pytestmark = pytest.mark.loopback
 LARGE = random.Random(1).randbytes(8_000_000)
@@ -68,13 +69,13 @@ async def test_exchange_answer_and_stages(serve, authority, send, pool, tls):
     address = await serve(
         _says(OK + b"Content-Length: 5\r\nX: y\r\n\r\nhel", b"lo", hold=True), authority.server if tls else None
     )
-    stages = []
-    response = await send(address, tls=tls, on_stage=stages.append)
+    told = Notebook()
+    response = await send(address, tls=tls, follower=told)
     assert (response.status, response.reason, response.http_version) == (200, b"OK", "HTTP/1.1")
     assert (response.headers, response.peer, response.reused) == (
         [(b"Content-Length", b"5"), (b"X", b"y")], address, False)  # fmt: skip
     assert await _read(response) == b"hello"
-    assert stages == ["connect", *(["tls"] if tls else []), "send", "first_byte", "body"]
+    assert told.stages == ["connect", *(["tls"] if tls else []), "send", "first_byte", "body"]
     assert (pool.open_connections, pool.idle_connections) == (1, 1)
 
 
@@ -209,7 +210,7 @@ async def test_phase_connection_lost_before_the_first_byte_is_certainly_undelive
     stream = None
     address = await serve(_says(hold=True), authority.server if tls else None)
     with pytest.raises(errors.WriteError) as caught:
-        await send(address, tls=tls, on_stage=cut_the_wire)
+        await send(address, tls=tls, follower=Notebook(cut_the_wire))
     assert (caught.value.phase, caught.value.maybe_delivered) == (Phase.SEND, False)
     assert stream.sent_bytes == 0
 

@@ -13,6 +13,7 @@ from stormline.net.trust import roles_context
 from stormline.outbound.dial import Dialer
 from stormline.outbound.messages import HttpRequest
 from stormline.outbound.pool import HttpPool
+from stormline.testing.follower import Notebook
 
 pytestmark = pytest.mark.loopback
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -284,9 +285,9 @@ async def test_pool_unknown_scheme_is_refused(make_pool, serve):
 
 async def test_pool_resolve_stage_is_told(make_pool, serve):
     address = await serve(_answer)
-    stages = []
-    await make_pool().request(_get(address, host="localhost"), deadline_s=5, on_stage=stages.append)
-    assert stages == ["resolve", "connect", "send", "first_byte", "body"]
+    told = Notebook()
+    await make_pool().request(_get(address, host="localhost"), deadline_s=5, follower=told)
+    assert told.stages == ["resolve", "connect", "send", "first_byte", "body"]
 
 
 async def test_pool_thousands_cancelled_at_every_turn_leave_every_slot_free(serve, make_pool, authority, refused):
