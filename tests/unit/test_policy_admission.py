@@ -394,3 +394,13 @@ def test_host_that_fails_under_load_answers_nearly_all_where_it_drowned(seed: in
 
 def test_urgencies_have_the_names_and_numbers_of_rfc_9218() -> None:
     assert policy.URGENCIES == {"key": 0, "normal": 3, "background": 7}
+
+
+def test_latency_of_a_near_server_under_load_never_costs_room() -> None:
+    """Twenty at once to a server of one thread: each waits 3 ms for the others, and made to wait here it was slower."""
+    admission = Admission()
+    gate = admission.gate(HOST)
+    admission.latency(HOST, "GET /", 1, 0.0002, 0.0)
+    for number in range(200):
+        admission.latency(HOST, "GET /", 20, 0.004, 1.0 + number)
+    assert gate.room == limits.ADMISSION_FULL

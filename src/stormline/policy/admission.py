@@ -494,7 +494,8 @@ class Admission:
             self.dropped += 1
             return
         base_s = self._bases.use((host, path_class)).take(latency, now)
-        self.gate(host).queued(level, level * (1.0 - base_s / latency), now)
+        harm = latency - base_s >= limits.ADMISSION_QUEUED_S_MIN
+        self.gate(host).queued(level, level * (1.0 - base_s / latency) if harm else 0.0, now)
 
     def link(self, *, weak: bool, bytes_per_s: float | None, rtt_s: float | None, now: float) -> list[Ticket]:
         """Learn how the link does; give the tickets whose waiting ends by that, as `serve`.
