@@ -95,7 +95,7 @@ def _server() -> Connection:
 
 def _client() -> Connection:
     client = Connection(Role.CLIENT, 0.0, heartbeat_s=60.0)
-    client.send_hello(m.Hello((1,), corpus.APP))
+    client.send_hello(m.Hello((1,), corpus.APP, capabilities=(m.PLAN,)))
     client.send_call("rpc", "a.b")
     client.send_call("api", "GET", more=True)
     client.data_to_send()

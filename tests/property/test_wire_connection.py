@@ -35,6 +35,7 @@ PLAUSIBLE: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Ping, nonce=st.integers()).filter(lambda ping: -(2**63) <= ping.nonce < 2**64),
     st.builds(m.Pong, nonce=IDS),
     st.builds(m.GoAway, code=CODES, last_call=IDS, spread_ms=st.integers(-5, 5)),
+    st.builds(m.Notice, version=IDS, hosts=st.lists(st.just("a.example"), max_size=101).map(tuple)),
 )
 FLIGHT = st.lists(PLAUSIBLE.map(frames.encode) | st.binary(max_size=12), max_size=12).map(b"".join)
 
@@ -111,6 +112,8 @@ class Talk(RuleBasedStateMachine):
         self.asked: dict[Role, dict[int, bool]] = {role: {} for role in Role}
         """Calls that each side has been asked and not yet ended: whether the answer has begun."""
         self.pushes_come: list[int] = []
+        self.notices: list[tuple[int, tuple[str, ...]]] = []
+        """Sent and not yet heard of."""
 
     # -- what the sides do ------------------------------------------------------------------------------------------
     @rule(role=st.sampled_from(Role), body=BODIES, more=st.booleans())
@@ -194,6 +197,11 @@ class Talk(RuleBasedStateMachine):
         if self.pushes_come:
             self.pair.client.send_ack(self.pushes_come.pop(pick % len(self.pushes_come)))
 
+    @rule(version=st.integers(0, 3), hosts=st.lists(st.sampled_from(["a.example", "b.example"]), max_size=2))
+    def notice(self, version: int, hosts: list[str]) -> None:
+        self.pair.server.send_notice(version, tuple(hosts))
+        self.notices.append((version, tuple(hosts)))
+
     @rule(role=st.sampled_from(Role))
     def ping(self, role: Role) -> None:
         self.pair.side(role).ping(self.pair.now)
@@ -217,6 +225,8 @@ class Talk(RuleBasedStateMachine):
             lambda: machine.send_call("rpc", "x" * limits.FRAME_BYTES_MAX),
             lambda: machine.send_call("rpc", "a.b", headers=(("n", "v"),) * (limits.CALL_HEADERS_MAX + 1)),
             lambda: machine.send_push("p", bytes(limits.PUSH_BODY_BYTES_MAX + 1)),
+            lambda: machine.send_notice(-1),
+            lambda: machine.send_notice(1, ("a.example",) * (limits.PLAN_HOSTS_MAX + 1)),
         ):
             self._refused(machine, attempt)
 
@@ -255,6 +265,9 @@ class Talk(RuleBasedStateMachine):
                 del self.asked[role][event.call_id]
             case e.PushReceived():
                 self.pushes_come.append(event.seq)
+            case e.NoticeReceived():
+                assert role is Role.CLIENT
+                assert (event.version, event.hosts) == self.notices.pop(0)
             case e.PushAcked() | e.CreditGranted() | e.PongReceived() | e.GoingAway():
                 pass
             case _:

@@ -67,6 +67,7 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Ping, nonce=INTS),
     st.builds(m.Pong, nonce=INTS),
     st.builds(m.GoAway, code=INTS, last_call=INTS, reason=TEXTS, spread_ms=INTS, retry_after_ms=MAYBE),
+    st.builds(m.Notice, version=INTS, hosts=st.lists(TEXTS, max_size=5).map(tuple)),
 )
 
 

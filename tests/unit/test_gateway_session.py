@@ -5,10 +5,12 @@ import asyncio
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from stormline.appgw.plans import PlanChange
 from stormline.appgw.port import Delivery, Push
 from stormline.core import limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.errors import CallError
+from stormline.gateway.notices import AppChanges
 from stormline.gateway.registry import Registry
 from stormline.gateway.router import Router
 from stormline.gateway.session import Hub, Session
@@ -111,6 +113,7 @@ class Pair:
     def __init__(self):
         self.gate = Gate()
         self.ended = []
+        self.changes = AppChanges()
         self.hub = Hub(
             keys={"demo": {"k1": KEY.public_key()}},
             router=Router([self.gate]),
@@ -121,6 +124,7 @@ class Pair:
             heartbeat_s=60.0,
             opened=lambda who: None,
             closed=lambda who: self.ended.append(who.device),
+            changes_due=self.due,
         )
         self.loop = asyncio.get_running_loop()
         self.transport = Transport()
@@ -129,8 +133,12 @@ class Pair:
         self.client = Connection(Role.CLIENT, 0.0)
         iat = int(SystemClock().wall())
         token = tokens.mint(tokens.DeviceToken(app="demo", device="d1", iat=iat, exp=iat + 60), key=KEY, kid="k1")
-        self.client.send_hello(m.Hello(versions=(1,), app="demo", token=token))
+        self.client.send_hello(m.Hello(versions=(1,), app="demo", token=token, capabilities=(m.PLAN, "other")))
         self.talk()
+
+    def due(self, app, told):
+        assert app == "demo"
+        return self.changes.due(told)
 
     def talk(self):
         self.session.data_received(self.client.data_to_send())
@@ -316,3 +324,37 @@ class TestPush:
         pair.session.connection_lost(None)
         assert await second is Delivery.UNCONFIRMED
         assert await pair.session.push(Push("p3", "t", b"x")) is Delivery.OFFLINE
+
+
+class TestNotices:
+    async def test_change_is_told_once(self, pair):
+        pair.changes.take(PlanChange("demo", 7))
+        pair.session.tell_changes()
+        pair.session.tell_changes()
+        assert pair.hear() == [e.NoticeReceived(7, ())]
+        pair.changes.take(PlanChange("demo", 8, 7, ("a.example",)))
+        pair.session.tell_changes()
+        assert pair.hear() == [e.NoticeReceived(8, ("a.example",))]
+
+    async def test_client_that_does_not_read_costs_nothing_and_hears_all_in_one_when_it_reads_again(self, pair):
+        pair.changes.take(PlanChange("demo", 1))
+        pair.session.tell_changes()
+        pair.hear()
+        pair.pause()
+        for version in range(2, 10):
+            pair.changes.take(PlanChange("demo", version, version - 1, (f"h{version % 3}.example",)))
+            pair.session.tell_changes()
+        assert not pair.transport.sent
+        pair.resume()
+        assert pair.hear() == [e.NoticeReceived(9, ("h0.example", "h1.example", "h2.example"))]
+
+    async def test_client_that_was_asked_to_leave_is_still_told_and_one_that_left_is_not(self, pair):
+        pair.session.go_away(Code.GOING_AWAY, "update", spread_s=1.0)
+        pair.changes.take(PlanChange("demo", 7))
+        pair.session.tell_changes()
+        assert pair.hear()[-1] == e.NoticeReceived(7, ())
+        pair.session.close(Code.OK, "")
+        pair.transport.sent.clear()
+        pair.changes.take(PlanChange("demo", 8))
+        pair.session.tell_changes()
+        assert not pair.transport.sent

@@ -25,6 +25,7 @@ SAMPLES: dict[type[m.Message], m.Message] = {
     m.Ping: m.Ping(1),
     m.Pong: m.Pong(1),
     m.GoAway: m.GoAway(200, 99),
+    m.Notice: m.Notice(7, ("api.example",)),
 }
 BY_CALLEE = (m.Reply, m.Fail, m.Credit)
 """Messages about a call that the one who was called sends; DATA and CANCEL are sent here by the caller."""
@@ -90,6 +91,7 @@ def act(machine: Connection, kind: type[m.Message]) -> None:
         m.Ping: lambda: machine.ping(0.0),
         m.Pong: lambda: machine._send(m.Pong(1)),
         m.GoAway: lambda: machine.send_goaway(Code.GOING_AWAY),
+        m.Notice: lambda: machine.send_notice(7, ("api.example",)),
     }
     actions[kind]()
 

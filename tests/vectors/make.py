@@ -87,6 +87,8 @@ MESSAGES: dict[str, m.Message] = {
     "pong-largest": m.Pong(2**64 - 1),
     "goaway-plain": m.GoAway(Code.GOING_AWAY, 0),
     "goaway-after-the-first-call": m.GoAway(Code.GOING_AWAY, 1),
+    "notice-of-any-host": m.Notice(7),
+    "notice-of-two-hosts": m.Notice(2**53 - 1, ("api.example", "img.example")),
     "goaway-full": m.GoAway(Code.GOING_AWAY, 5, "update", 3000, 60_000),
 }
 
@@ -100,6 +102,7 @@ READINGS: dict[str, tuple[m.Message, list[object]]] = {
         m.Fail(1, 500, "no", None, False),
         [6, 1, 500, "no", None, False, "new", {"and": [1, 2.5, None]}],
     ),
+    "notice-without-optional-fields": (m.Notice(7), [14, 7]),
     "welcome-with-whole-numbers-for-floats": (
         m.Welcome(1, "s-1", "d-1", resume_window_s=120.0, heartbeat_s=60.0),
         [1, 1, "s-1", "d-1", "", "", 0, "", 120, False, 60],
@@ -145,7 +148,7 @@ def _invalid() -> list[dict[str, object]]:
         ("an empty frame", "server", [], bytes(4), error),
         ("no MessagePack", "server", [], _frame(b"\xc1"), error),
         ("a map", "server", [], _frame(b"\x81\x00\x0b"), error),
-        ("an unknown tag", "server", [hello], _frame(b"\x92\x0e\x01"), error),
+        ("an unknown tag", "server", [hello], _frame(b"\x92\x0f\x01"), error),
         ("a field of a wrong type", "server", [hello], _frame(b"\x92\x0b\xa11"), error),
         ("a required field missing", "server", [hello], _frame(b"\x91\x0b"), error),
         ("bytes after the array", "server", [hello], _frame(b"\x92\x0b\x01\x00"), error),
@@ -155,6 +158,8 @@ def _invalid() -> list[dict[str, object]]:
         ("a call before WELCOME", "client", [], frames.encode(m.Call(2, "rpc", "a.b")), error),
         ("a second HELLO", "server", [hello], hello, error),
         ("a second WELCOME", "client", [welcome], welcome, error),
+        ("a notice without the capability", "client", [welcome], frames.encode(m.Notice(7)), error),
+        ("a notice from a client", "server", [hello], frames.encode(m.Notice(7)), error),
         ("a push from a client", "server", [hello], frames.encode(m.Push(1, "m")), error),
         ("an even call id from a client", "server", [hello], frames.encode(m.Call(2, "rpc", "a.b")), error),
         ("a call id used before", "server", [hello, call], call, error),

@@ -44,6 +44,11 @@ class Exchange(Protocol):
         ...
 
     @property
+    def peer(self) -> str:
+        """IP address the caller's connection comes from, empty where it is not known."""
+        ...
+
+    @property
     def gate(self) -> str:
         """Name of the application gateway called."""
         ...

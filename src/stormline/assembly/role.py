@@ -67,8 +67,10 @@ Service = Callable[[Context], Awaitable[None]]
 
 
 async def _dispatch(context: Context) -> None:
+    from stormline.assembly.prepare import core_engine
     from stormline.dispatch import rules, service
     from stormline.dispatch.config import DispatchConfig, KeyFile
+    from stormline.engine.port import Engine
     from stormline.web.server import TlsFiles
 
     place, settings = context.place, context.settings
@@ -83,12 +85,19 @@ async def _dispatch(context: Context) -> None:
         token_key=KeyFile(place.token_key, token_kid),
         admin_key=context.admin_key,
     )
+
+    async def connect() -> Engine:
+        from stormline.engine import nats
+
+        return await nats.connect(core_engine(settings), rng=context.rng, wait_s=0)
+
     await service.run(
         config,
         clock=context.clock,
         rng=context.rng,
         started=lambda address: context.started({"dispatch": address}),
         stop=context.stop,
+        connect=connect if settings.nats.url else None,
     )
 
 

@@ -15,7 +15,7 @@ class Role(NamedTuple):
     Attributes:
         name: as in `--only` and in the names of its files.
         ports: the parts it listens for, as in the settings; the first is the one people ask for.
-        needs_engine: whether it talks to NATS.
+        needs_engine: whether it needs NATS; dispatch uses it where it is there.
         extra: what to install for it.
         packages: what must be importable for it to run.
         module: what its process runs. The demo lies above this room, which may not import it but may start it.

@@ -77,7 +77,11 @@ PLAN_LIFE_S: Final = 3600.0
 CLOCK_SKEW_S: Final = 120.0
 """Tolerance when a signed time is compared with ours."""
 PLAN_HOSTS_MAX: Final = 100
-"""Hosts one question to dispatch may name."""
+"""Hosts one question to dispatch may name, and one notice: one that would name more means any."""
+PLAN_VERSION_MAX: Final = 2**53 - 1
+"""The highest version of a plan: integers that every JSON reader keeps exact."""
+NOTICE_HOST_CHARS_MAX: Final = 253
+"""A host name in a notice: what DNS allows (RFC 1035 section 2.3.4)."""
 BUNDLE_BYTES_MAX: Final = 256 * 1024
 """A client bundle file."""
 

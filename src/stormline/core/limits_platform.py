@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stormline.core.limits import CALL_BODY_BYTES_MAX, CALL_HEADER_BYTES_MAX
+from stormline.core.limits import CALL_BODY_BYTES_MAX, CALL_HEADER_BYTES_MAX, PLAN_HOSTS_MAX
 
 # -- HTTP served by the roles -----------------------------------------------------------------------------------------
 HTTP_KEEP_ALIVE_S: Final = 30.0
@@ -274,6 +274,29 @@ PUSH_RECENT_MAX: Final = 20_000
 PUSH_REQUEST_MARGIN_S: Final = 1.0
 """How much longer than a device's acknowledgement the answer of its node is awaited."""
 
+# -- changed plans ----------------------------------------------------------------------------------------------------
+NOTICE_SPREAD_S: Final = 0.9
+"""One pass over a node's sessions, each told at a random moment in it, so that not all ask dispatch at once. Whoever
+was told just before a change came waits for the next pass: two of them must fit into the 2 s in which a changed plan
+reaches everybody."""
+NOTICE_STEP_S: Final = 0.02
+"""Sessions whose moments lie closer together are told at once: 45 turns of the loop for any number of sessions."""
+NOTICE_CHANGES_KEPT: Final = 16
+"""Changes of an app's plan whose hosts a gateway remembers; a session further behind is told that any host may have
+changed."""
+NOTICE_CHANGES_MAX: Final = 64
+"""Apps in one message of a centre to its gateways: 1.6 MB where each names 100 hosts of the longest name."""
+NOTICE_BEAT_S: Final = 2.0
+"""How often a centre says again which versions there are: a gateway that did not hear of a change, because the engine
+was away or it started later, hears of it within this."""
+NOTICE_RETRY_S: Final = 0.1
+"""How often a centre that has a change to tell looks whether the engine is there again."""
+NOTICE_TOUCHED_MAX: Final = PLAN_HOSTS_MAX
+"""Hosts of one app named at once because their endpoints stand otherwise than before: what a notice can name. More at
+once means that the network of the probes is ill; the clients of the others learn of it with their next plan."""
+DISPATCH_GATE_TIMEOUT_S: Final = 5.0
+"""The longest wait of a gateway for a centre's answer: it is made in memory, in microseconds."""
+
 # -- the gateway's business API ---------------------------------------------------------------------------------------
 ADMIN_BODY_BYTES_MAX: Final = 256 * 1024
 """A request to the business API: the largest push in base64 inside JSON, with room."""
@@ -301,3 +324,39 @@ REQUEST_HEAD_BYTES_MAX: Final = 32 * 1024
 """Request line and headers of one HTTP request; beyond it 431."""
 REQUEST_HEAD_TIMEOUT_S: Final = 10.0
 """From the start of a connection, or of a later request, to the end of its head; beyond it 408."""
+
+# -- health of endpoints ----------------------------------------------------------------------------------------------
+HEALTH_INTERVAL_S: Final = 5.0
+"""From the end of one probe of an endpoint to the next, before jitter: with `HEALTH_FALL` an endpoint that died is no
+longer handed out after some 15 s, and a thousand endpoints cost 200 probes a second."""
+HEALTH_INTERVAL_S_MIN: Final = 0.05
+"""The shortest interval that can be asked for; below it a centre is a load test."""
+HEALTH_JITTER: Final = 0.2
+"""Part of the interval by which each pause is drawn shorter or longer, so that the probes of several centres neither
+come together nor stay together."""
+HEALTH_FALL: Final = 3
+"""Failed probes in a row after which an endpoint counts as ill: single ones are lost packets."""
+HEALTH_RISE: Final = 2
+"""Good probes in a row after which it counts as well again."""
+HEALTH_FLOOR_SHARE: Final = 0.5
+"""Share of a host's endpoints that is handed out however the probes went: where more than half seem ill at once, the
+network of the probes is the likelier patient, and the others would not bear the load."""
+HEALTH_FLAP_HALF_LIFE_S: Final = 120.0
+"""In which the memory of an endpoint's falls fades by half (RFC 2439 damps routes in this way, over 15 min)."""
+HEALTH_FLAP_SUPPRESS: Final = 3.5
+"""Falls remembered at which an endpoint that is well again is not yet believed: four in a few minutes."""
+HEALTH_FLAP_REUSE: Final = 1.5
+"""Falls remembered below which it is believed again: some 2.5 min after the fourth."""
+HEALTH_FLAP_MAX: Final = 8.0
+"""Falls remembered at most, so that an endpoint that flapped all night is believed 5 min after it has stopped."""
+HEALTH_TARGETS_MAX: Final = 1000
+"""Endpoints that are probed; those beyond count as well, and the log and the admin API say so."""
+HEALTH_PROBES_MAX: Final = 64
+"""Probes under way at once: each is a connection and at worst a handshake, 64 silent peers cost 64 sockets for
+`HEALTH_TIMEOUT_S`."""
+HEALTH_TIMEOUT_S: Final = 3.0
+"""One probe, connection, handshake and answer together: one lost SYN (1 s, RFC 6298) and some round trips."""
+HEALTH_REASON_CHARS_MAX: Final = 200
+"""Why a probe failed, for people."""
+DRAINS_MAX: Final = 1000
+"""Addresses that can be out of service by hand at once."""

@@ -31,7 +31,10 @@ from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.dispatch import planner
 from stormline.dispatch.config import DispatchConfig, KeyFile
+from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.signer import PlanSigner, read_signing_key
+from stormline.dispatch.unit import HeldRules, RulesSource, UnitLink
+from stormline.engine.port import Engine, Message, Reply, error_reply
 from stormline.policy.ratelimit import RateLimiter
 from stormline.web.server import HttpServer, TlsFiles
 from stormline.wire import plan as wire_plan
@@ -105,9 +108,9 @@ class DispatchService:
     One instance serves any number of listeners of one event loop.
     """
 
-    def __init__(self, config: DispatchConfig, *, clock: Clock, rng: Rng) -> None:
+    def __init__(self, config: DispatchConfig, *, clock: Clock, rng: Rng, source: RulesSource | None = None) -> None:
         self._config = config
-        self._rules = config.rules
+        self.source = source or HeldRules(config.rules)
         self._clock = clock
         self._rng = rng
         self._plan_key = _load(config.plan_key)
@@ -119,6 +122,10 @@ class DispatchService:
         self._admin_key = config.admin_key.reveal().encode("ascii")
         self._reading: set[asyncio.Timeout] = set()
         self._stopping = False
+
+    @property
+    def _rules(self) -> RuleSet:
+        return self.source.current()
 
     def app(self, *, trusted: bool) -> Starlette:
         """Make the ASGI application of one listener.
@@ -158,11 +165,7 @@ class DispatchService:
 
     async def _plan_post(self, request: Request) -> Response:
         body = await self._body(request, limits_platform.PLAN_REQUEST_BYTES_MAX)
-        try:
-            question = wire_plan.decode_request(body)
-        except ValueError as error:
-            raise errors.RequestRefused("bad-request", f"not a plan request: {error}") from error
-        return self._answer(question)
+        return self._answer(_question(body))
 
     async def _plan_get(self, request: Request) -> Response:
         if len(request.scope["query_string"]) > limits_platform.PLAN_REQUEST_BYTES_MAX:
@@ -174,6 +177,17 @@ class DispatchService:
         if unknown or len(query.getlist("app")) != 1:
             raise errors.RequestRefused("bad-request", "expected ?app=APP&host=HOST, host as often as needed")
         return self._answer(PlanRequest(app=query["app"], hosts=tuple(query.getlist("host"))))
+
+    async def answer_engine(self, message: Message) -> Reply:
+        """Answer a question that came through a gateway of the unit; see `appgw.plans`."""
+        try:
+            if len(message.data) > limits_platform.PLAN_REQUEST_BYTES_MAX:
+                raise errors.RequestRefused(
+                    "too-large", f"a question has at most {limits_platform.PLAN_REQUEST_BYTES_MAX} bytes"
+                )
+            return Reply(self._signer.answer(_question(message.data), self._rules, self._clock.wall()))
+        except errors.RequestRefused as error:
+            return error_reply(STATUS[error.code], f"{error.code}: {error}")
 
     def _answer(self, question: PlanRequest) -> Response:
         text = self._signer.answer(question, self._rules, self._clock.wall())
@@ -246,6 +260,13 @@ class DispatchService:
         finally:
             self._reading.discard(timeout)
         return bytes(body)
+
+
+def _question(body: bytes) -> PlanRequest:
+    try:
+        return wire_plan.decode_request(body)
+    except ValueError as error:
+        raise errors.RequestRefused("bad-request", f"not a plan request: {error}") from error
 
 
 def peer_key(request: Request) -> str:
@@ -337,6 +358,32 @@ def _check_tls(tls: TlsFiles) -> None:
         raise errors.ConfigError(f"dispatch: cannot use {tls.certificate} with key {tls.key}: {error}") from error
 
 
+def _join_unit(service: DispatchService, unit: str, connect: Callable[[], Awaitable[Engine]]) -> asyncio.Task[None]:
+    """Have the centre take part in its unit for as long as the task lives."""
+    link = UnitLink(unit, rules=service.source.current(), answer=service.answer_engine)
+    end_telling = service.source.on_change(link.changed)
+    task = asyncio.create_task(link.run(connect), name="dispatch unit")
+    task.add_done_callback(lambda done: end_telling())
+    return task
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _wait(stop: asyncio.Event, task: asyncio.Task[None] | None) -> None:
+    """Wait for the order to stop, or for the death of a task that must live."""
+    stopped = asyncio.create_task(stop.wait(), name="dispatch stop")
+    try:
+        await asyncio.wait([stopped, *([task] if task is not None else [])], return_when=asyncio.FIRST_COMPLETED)
+        if task is not None and task.done() and not stopped.done():
+            raise errors.PlatformError(f"dispatch: {task.get_name()} died: {task.exception()!r}") from task.exception()
+    finally:
+        stopped.cancel()
+
+
 async def run(
     config: DispatchConfig,
     *,
@@ -345,6 +392,8 @@ async def run(
     started: Callable[[Address], None],
     stop: asyncio.Event,
     plain_started: Callable[[Address], None] | None = None,
+    source: RulesSource | None = None,
+    connect: Callable[[], Awaitable[Engine]] | None = None,
 ) -> None:
     """Serve until `stop` is set.
 
@@ -355,17 +404,21 @@ async def run(
         started: called once with the real address when requests are answered on every port.
         stop: ends the service; it then returns within `limits_platform.HTTP_DRAIN_S` and a little.
         plain_started: called before `started` with the address of the plain port, where there is one.
+        source: where the rules come from; None for those of the settings, for ever.
+        connect: makes the connection to the engine, over which gateways of the unit are told of changed plans and ask
+            for their devices; None for a centre that is asked over HTTP alone.
 
     Raises:
         ConfigError: a key or certificate file cannot be used.
-        PlatformError: a port is taken, or the server did not start.
+        PlatformError: a port is taken, the server did not start, or the part that speaks to the engine died.
 
     Cancellation stops it as `stop` does.
     """
-    service = DispatchService(config, clock=clock, rng=rng)
+    service = DispatchService(config, clock=clock, rng=rng, source=source)
     if config.tls is not None:
         _check_tls(config.tls)
     servers: list[HttpServer] = []
+    member: asyncio.Task[None] | None = None
 
     def listen(port: int, what: str, tls: TlsFiles | None, *, trusted: bool) -> None:
         # Starlette and uvicorn describe the same ASGI callable by types that do not match.
@@ -382,10 +435,12 @@ async def run(
             plain_started(servers[1].address)
         for server in servers:
             _log.info("dispatch answers on %s", server.address)
+        if connect is not None:
+            member = _join_unit(service, config.unit, connect)
         started(servers[0].address)
-        await stop.wait()
+        await _wait(stop, member)
     finally:
         service.stop_reading()
-        stops: list[Awaitable[None]] = [server.stop() for server in servers]
+        stops: list[Awaitable[None]] = [_end(member), *(server.stop() for server in servers)]
         await asyncio.gather(*stops)
     _log.info("dispatch stopped")

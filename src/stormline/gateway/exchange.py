@@ -19,6 +19,7 @@ class Link(Protocol):
     """What a call needs of the connection it came on."""
 
     connection: Connection
+    peer: str
 
     def flush(self) -> None:
         """Hand what the machine has put out to the transport."""
@@ -75,6 +76,11 @@ class CallExchange:
     def call_id(self) -> int:
         """The call's id on its connection."""
         return self._event.call_id
+
+    @property
+    def peer(self) -> str:
+        """See `appgw.port.Exchange.peer`."""
+        return self._link.peer.rpartition(":")[0]
 
     @property
     def gate(self) -> str:

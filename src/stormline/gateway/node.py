@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from stormline.appgw.api import ApiGate, read_upstreams
 from stormline.appgw.directory import Directory, Location
+from stormline.appgw.plans import DispatchGate
 from stormline.appgw.port import Identity
 from stormline.appgw.push import PushNode, PushService
 from stormline.appgw.rpc import RpcGate
@@ -19,6 +20,7 @@ from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
 from stormline.engine.port import Engine
 from stormline.gateway.late_engine import LateEngine
+from stormline.gateway.notices import Notices
 from stormline.gateway.registry import Registry
 from stormline.gateway.router import Router
 from stormline.gateway.session import Hub, Session
@@ -72,9 +74,11 @@ class GatewayNode:
             self._engine, self._directory, self._push_node, unit=unit, node=node, clock=clock, rng=rng
         )
         self._pool = pool
+        self._unit = unit
+        self._notices = Notices(keys, rng=rng, sessions=self.sessions)
         self._hub = Hub(
             keys=keys,
-            router=Router([ApiGate(pool, upstreams), RpcGate(self._engine)]),
+            router=Router([ApiGate(pool, upstreams), RpcGate(self._engine), DispatchGate(self._engine, unit=unit)]),
             registry=self._registry,
             clock=clock,
             rng=rng,
@@ -82,6 +86,7 @@ class GatewayNode:
             heartbeat_s=config.heartbeat_s,
             opened=self._directory.opened,
             closed=self._directory.closed,
+            changes_due=self._notices.due,
         )
         self.background: list[asyncio.Task[None]] = []
 
@@ -119,6 +124,7 @@ class GatewayNode:
         if tasks:
             await asyncio.wait(tasks, timeout=limits.CLOSE_FLUSH_S)
         await self._push_node.close()
+        await self._notices.close()
         with contextlib.suppress(errors.EngineError, TimeoutError):
             async with asyncio.timeout(limits_platform.DIRECTORY_FLUSH_S):
                 await self._directory.flush()
@@ -159,6 +165,7 @@ class GatewayNode:
 
     async def _engine_ready(self, engine: Engine) -> None:
         await self._push_node.start(engine)
+        await self._notices.start(engine, self._unit)
         await self._directory.start(engine)
 
     def _superseded(self, identity: Identity) -> None:

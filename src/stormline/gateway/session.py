@@ -22,6 +22,7 @@ from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
 from stormline.core.errors import CallError, RefusedError, RemoteProtocolError
 from stormline.gateway.exchange import CallExchange
+from stormline.gateway.notices import Due
 from stormline.gateway.registry import Registry
 from stormline.gateway.router import Router
 from stormline.wire import connection as machine
@@ -50,6 +51,7 @@ class Hub:
         heartbeat_s: longest silence a client is asked to keep before a PING.
         opened: told of each session once it is welcomed.
         closed: told when it has ended, unless it was replaced.
+        changes_due: says what a session of an app has yet to be told of changed plans (`gateway.notices`).
         connections: every connection, welcomed or not.
         tasks: every call in progress.
         left: set with each connection that is gone.
@@ -64,6 +66,7 @@ class Hub:
     heartbeat_s: float
     opened: Callable[[Identity], None]
     closed: Callable[[Identity], None]
+    changes_due: Callable[[str, int], Due | None] = lambda app, told: None
     connections: dict["Session", None] = field(default_factory=dict)  # dicts: in order, so that runs repeat
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,6 +93,7 @@ class Session(asyncio.Protocol):
         "_resumed",
         "_timer",
         "_timer_at",
+        "_told",
         "_transport",
         "_turn",
         "connection",
@@ -111,6 +115,7 @@ class Session(asyncio.Protocol):
         self._pushes: dict[int, asyncio.Future[bool]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._told = 0  # number of the last change of the plan that the client was told of
         self.peer = ""
 
     @property
@@ -119,6 +124,11 @@ class Session(asyncio.Protocol):
         if self._identity is None:
             raise errors.LocalProtocolError("a session has an identity once it is welcomed")
         return self._identity
+
+    @property
+    def app(self) -> str:
+        """The application whose session it is."""
+        return self.identity.app
 
     @property
     def leaving(self) -> bool:
@@ -182,6 +192,7 @@ class Session(asyncio.Protocol):
             self._resumed.set_result(None)
         if not self._over:
             self._transport.resume_reading()
+            self.tell_changes()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
@@ -226,6 +237,28 @@ class Session(asyncio.Protocol):
             return Delivery.ACKED if await acked else Delivery.UNCONFIRMED
         finally:
             del self._pushes[seq]
+
+    def tell_changes(self) -> None:
+        """See `gateway.notices.Recipient.tell_changes`.
+
+        To a client that does not read nothing is said: what it has missed by then it is told in one message when it
+        reads again.
+        """
+        if self._paused_at is None and self._add_notice():
+            self.flush()
+
+    def _add_notice(self) -> bool:
+        connection = self.connection
+        if self._over or connection.state not in (State.OPEN, State.DRAINING) or self._identity is None:
+            return False
+        if m.PLAN not in connection.capabilities:
+            return False
+        due = self._hub.changes_due(self._identity.app, self._told)
+        if due is None:
+            return False
+        self._told = due.number
+        connection.send_notice(due.version, due.hosts)
+        return True
 
     # -- for its calls -------------------------------------------------------------------------------------------
 
@@ -323,8 +356,10 @@ class Session(asyncio.Protocol):
                 unit=hub.unit,
                 heartbeat_s=hub.heartbeat_s,
                 time_ms=int(hub.clock.wall() * 1000),
+                capabilities=tuple(m.CAPABILITIES.intersection(hello.capabilities)),
             )
         )
+        self._add_notice()  # in the same flight: also a client that was away when its plan changed hears of it at once
         hub.registry.add(self)
         hub.opened(identity)
         _log.info("%s opened from %s by %.80r", self._name(), self.peer, hello.client)

@@ -23,9 +23,9 @@ from stormline.wire.states import Role
 Split: TypeAlias = Callable[[bytes], Iterable[bytes]]
 """Cuts what is on its way into the pieces in which it arrives."""
 
-HELLO: Final = m.Hello(versions=(m.VERSION,), app="shop", client="stormline.testing")
+HELLO: Final = m.Hello(versions=(m.VERSION,), app="shop", client="stormline.testing", capabilities=(m.PLAN,))
 """The HELLO of `open_pair`; carries no token."""
-WELCOME: Final = m.Welcome(version=m.VERSION, session="s1", device="d1")
+WELCOME: Final = m.Welcome(version=m.VERSION, session="s1", device="d1", capabilities=(m.PLAN,))
 """The WELCOME of `open_pair`."""
 
 

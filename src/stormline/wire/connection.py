@@ -88,6 +88,9 @@ class Connection:
         self._last_frame = now
         self._greet_by: float | None = now + limits.HELLO_TIMEOUT_S if role is Role.SERVER else None
         self._eof = False
+        self._offered: tuple[str, ...] = ()
+        self.capabilities: tuple[str, ...] = ()
+        """Optional features in force: named in HELLO and in WELCOME, and known to this version."""
 
     # -- input ---------------------------------------------------------------------------------------------------
 
@@ -210,13 +213,18 @@ class Connection:
     def send_hello(self, hello: m.Hello) -> None:
         """Client: open the conversation. Calls may follow at once, in the same flight."""
         self._send(hello, frame_bytes_max=limits.FRAME_BEFORE_HELLO_BYTES_MAX)
+        self._offered = _known_capabilities(hello.capabilities)
         self._greet_by = self._now + limits.HELLO_TIMEOUT_S
 
     def send_welcome(self, welcome: m.Welcome) -> None:
         """Server: accept the client; what it sent after its HELLO is read from now on."""
         self._send(welcome)
+        self._agree(welcome)
         self._greet_by = None
         self._in.frame_bytes_max = limits.FRAME_BYTES_MAX
+
+    def _agree(self, welcome: m.Welcome) -> None:
+        self.capabilities = tuple(name for name in self._offered if name in welcome.capabilities)
 
     def send_goaway(
         self, code: Code, reason: str = "", *, spread_s: float = 0.0, retry_after_s: float | None = None
@@ -399,6 +407,21 @@ class Connection:
         self._unacked.add(seq)
         return seq
 
+    def send_notice(self, version: int, hosts: tuple[str, ...] = ()) -> None:
+        """Server: tell the client that its plan has changed; only where the capability `plan` is in force."""
+        if fault := self._notice_fault(version, hosts):
+            raise LocalProtocolError(fault)
+        self._send(m.Notice(version, hosts))
+
+    def _notice_fault(self, version: int, hosts: tuple[str, ...]) -> str:
+        if m.PLAN not in self.capabilities:
+            return "notice without the capability"
+        if not 0 <= version <= limits.PLAN_VERSION_MAX:
+            return f"notice of version {version}"
+        if len(hosts) > limits.PLAN_HOSTS_MAX or any(len(host) > limits.NOTICE_HOST_CHARS_MAX for host in hosts):
+            return f"notice of {len(hosts)} hosts, or of a host with too long a name"
+        return ""
+
     def send_ack(self, seq: int) -> None:
         """Client: the application has taken push `seq` over. A second time it does nothing."""
         if seq in self._unacked_received:
@@ -458,6 +481,10 @@ class Connection:
                 self._receive_push_traffic(message)
             case m.Ping() | m.Pong():
                 self._receive_liveness(message)
+            case m.Notice():
+                if fault := self._notice_fault(message.version, message.hosts):
+                    raise RemoteProtocolError(fault)
+                self._events.append(e.NoticeReceived(message.version, message.hosts))
             case _:
                 self._receive_session_message(message)
         if self.state is not State.CLOSED:
@@ -471,6 +498,7 @@ class Connection:
                         f"protocol versions {message.versions[:8]} offered, this side speaks {m.VERSION}",
                         Code.VERSION_UNSUPPORTED,
                     )
+                self._offered = _known_capabilities(message.capabilities)
                 self._events.append(e.HelloReceived(message))
             case m.Welcome():
                 if message.version != m.VERSION:
@@ -479,6 +507,7 @@ class Connection:
                     if not 0 <= seconds <= limits.WIRE_SECONDS_MAX:  # also not a number: no timer could run on it
                         raise RemoteProtocolError(f"time span of {seconds} s in the WELCOME")
                 self._greet_by = None
+                self._agree(message)
                 self._events.append(e.Welcomed(message))
             case m.GoAway():
                 retry = _seconds(message.retry_after_ms)
@@ -621,6 +650,11 @@ class Connection:
         elif self._ping is not None and message.nonce == self._ping[0]:
             self._events.append(e.PongReceived(max(0.0, self._now - self._ping[1])))
             self._ping = None
+
+
+def _known_capabilities(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Keep what we know: a list of our own making, however long the peer's is."""
+    return tuple(sorted(m.CAPABILITIES.intersection(names)))
 
 
 def _check_chunk(body: bytes, headers: m.Headers) -> None:

@@ -110,6 +110,18 @@ class PushAcked:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeReceived:
+    """Client: the plan has changed (see `messages.Notice`). A hint, not proof: what counts is the signed answer.
+
+    Attributes:
+        hosts: hosts whose plan changed; empty where any may have.
+    """
+
+    version: int
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PongReceived:
     """The peer answered a ping after `rtt_s` seconds."""
 
@@ -152,6 +164,7 @@ Event: TypeAlias = (
     | CreditGranted
     | PushReceived
     | PushAcked
+    | NoticeReceived
     | PongReceived
     | GoingAway
     | Closed

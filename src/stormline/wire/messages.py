@@ -13,6 +13,11 @@ VERSION: Final = 1
 ALPN: Final = "sl/1"
 """Application protocol name on TLS and QUIC (RFC 7301)."""
 
+PLAN: Final = "plan"
+"""Capability: the client wants to be told by NOTICE when its plan has changed."""
+CAPABILITIES: Final = frozenset({PLAN})
+"""Optional features this version knows. One is in force where HELLO and WELCOME both name it."""
+
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 """Name and value pairs in order. HTTP field values are the Latin-1 reading of their bytes."""
 
@@ -261,7 +266,20 @@ class GoAway(msgspec.Struct, tag=13, array_like=True, frozen=True):
     retry_after_ms: int | None = None
 
 
+class Notice(msgspec.Struct, tag=14, array_like=True, frozen=True):
+    """The plan has changed: ask for it anew. Server to client only, where the capability `plan` is in force.
+
+    Attributes:
+        version: newest version of the plan that the server knows of.
+        hosts: hosts whose plan changed since the notice before, in their normal form: ask for them anew. Empty: ask for
+            each host whose plan was got under an older version.
+    """
+
+    version: int
+    hosts: tuple[str, ...] = ()
+
+
 Message: TypeAlias = (
-    Hello | Welcome | Close | Call | Data | Reply | Fail | Cancel | Credit | Push | Ack | Ping | Pong | GoAway
+    Hello | Welcome | Close | Call | Data | Reply | Fail | Cancel | Credit | Push | Ack | Ping | Pong | GoAway | Notice
 )
-ALL: Final = (Hello, Welcome, Close, Call, Data, Reply, Fail, Cancel, Credit, Push, Ack, Ping, Pong, GoAway)
+ALL: Final = (Hello, Welcome, Close, Call, Data, Reply, Fail, Cancel, Credit, Push, Ack, Ping, Pong, GoAway, Notice)

@@ -62,12 +62,12 @@ SENDS: Final[Table] = {
     (Role.SERVER, State.NEW): {m.Close: State.CLOSED},
     (Role.SERVER, State.GREETING): {m.Welcome: State.OPEN, m.Close: State.CLOSED},
     (Role.SERVER, State.OPEN): {
-        **_stay(State.OPEN, m.Call, m.Push, *_CALL_TRAFFIC),
+        **_stay(State.OPEN, m.Call, m.Push, m.Notice, *_CALL_TRAFFIC),
         m.GoAway: State.DRAINING,
         m.Close: State.CLOSED,
     },
     (Role.SERVER, State.DRAINING): {
-        **_stay(State.DRAINING, m.Push, m.GoAway, *_CALL_TRAFFIC),
+        **_stay(State.DRAINING, m.Push, m.Notice, m.GoAway, *_CALL_TRAFFIC),
         m.Close: State.CLOSED,
     },
 }
