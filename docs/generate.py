@@ -9,6 +9,7 @@
 import argparse
 import ast
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -311,6 +312,100 @@ def lab_profiles_page() -> str:
     )
 
 
+# -- rules and plans ---------------------------------------------------------------------------------------------------
+_RULES = """
+A *rule set* is what the operator writes: one JSON file, replaced whole, under a version that only grows. Before it is
+used it is checked: names and types, references (an app's hosts, regions, means by their names), at least one endpoint
+with a weight for each host, and sizes. The message of a refusal names what is wrong and where.
+
+A *plan* is what dispatch says to one client: the hosts it asked for and those of its app's preload list, endpoints in
+the order that is best for it, signed with Ed25519.
+"""
+_ORDER = """
+Where a client is comes from the longest of the rule set's `networks` that holds its address; for what that leaves
+open, from a MaxMind database where there is one (package `stormline[geo]`). Only a truncated address is kept: /24 of
+IPv4, /56 of IPv6. An endpoint comes before another by the first of these in which they differ:
+
+1. it has a weight above 0;
+2. it is of the unit of the client's region; one of no unit comes before one of another;
+3. its region: the client's, then those `near` it in their order, then none, then others;
+4. the client's operator, then none, then others;
+5. measured quality, in tenths; what was not measured counts as good;
+6. it is not full (load below 0.9);
+7. by weight, among what is still equal: each device keeps its place as long as the endpoint is there.
+
+Gateways of role `push` are given to clients that say they are push-only or in the background, and to no others, unless
+there are no others.
+"""
+_REQUEST = """
+For one request the host's `policy` holds, and over it that of the first of its `paths` that fits: value by value,
+`tries` by each means. What the host has in `disabled` stays off. Paths are compared in the order in which they stand,
+so the special ones come first.
+
+How dispatch is asked, and what its answers are:
+
+- The answer is one line: a JWS in compact form whose `typ` says what it is. With a user's `token` in the question a
+  second line holds the user's `home`.
+- `held` is the `digest` of the plan that the client holds. Where its content is still true the answer is `unchanged`:
+  some 300 bytes, signed, bound to the question and to what is held, with the new version and expiry.
+- With `changes` true the answer may hold only the hosts that differ from what is held.
+- A client refuses another app's answer, an older version than it holds, one that expired or is from the future (by its
+  own clock and by the server's), one that is altered, cut or too long.
+- A plan's `keys` tell the keys of a rotation. The order: announce the next key (`plan_keys_more`), wait until clients
+  have asked, sign with it and keep the old one in `plan_keys_more`, take the old one away. A client that names the
+  keys it trusts (`kids`) is answered under one of them.
+- Fields are only ever added. Who reads a plan ignores what it does not know, and skips endpoints whose carrier it does
+  not know.
+"""
+
+
+def plans_page() -> str:
+    """Give the members of rule sets, plans and questions from their docstrings."""
+    from stormline.dispatch import rules
+    from stormline.wire import plan
+
+    def members(kind: Any, title: str) -> str:
+        told = _attributes(kind)
+        rows = [(f"`{field.encode_name}`", told[field.name]) for field in msgspec.structs.fields(kind)]
+        lead = _first_paragraph(kind.__doc__ or "")
+        return f"### {title}\n\n{lead}\n\n{_table(('member', 'meaning'), rows)}"
+
+    carriers = [(f"`{each.value}`", text) for each, text in _carriers(plan.Carrier)]
+    return _page(
+        "Rules and plans",
+        "src/stormline/wire/plan.py and src/stormline/dispatch/rules.py",
+        _RULES,
+        "## What an operator writes",
+        members(rules.RuleSet, "Rule set"),
+        members(plan.HostPlan, "Host"),
+        members(plan.Endpoint, "Endpoint"),
+        _table(("carrier", "what it is"), carriers),
+        members(plan.Policy, "Policy"),
+        members(plan.PathPlan, "Path"),
+        members(rules.Region, "Region"),
+        members(rules.Network, "Network"),
+        members(rules.Homes, "Homes"),
+        "## In which order endpoints are given",
+        _ORDER,
+        "## What holds for a request, and what is answered",
+        _REQUEST,
+        members(plan.PlanRequest, "Question"),
+        members(plan.Plan, "Plan"),
+        members(plan.Unchanged, "Unchanged"),
+        members(plan.Home, "Home"),
+    )
+
+
+def _carriers(kind: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the members of an enumeration with the docstring below each."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)  # noqa: S101  it is the source of a class
+    for statement, below in itertools.pairwise(body.body):
+        if isinstance(statement, ast.Assign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            assert isinstance(statement.targets[0], ast.Name)  # noqa: S101  members are plain names
+            yield kind[statement.targets[0].id], str(below.value.value)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "codes.md": codes_page,
@@ -318,6 +413,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "commands.md": commands_page,
     "lab-profiles.md": lab_profiles_page,
+    "plans.md": plans_page,
 }
 
 

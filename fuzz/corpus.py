@@ -79,14 +79,51 @@ def plans() -> list[bytes]:
         issued_at=NOW,
         expires_at=NOW + 60,
         unit="eu",
-        hosts={HOST: plan.HostPlan(endpoints=endpoints, connect_timeout_s=1.5, deadline_s=10.0)},
+        hosts={
+            HOST: plan.HostPlan(
+                endpoints=endpoints,
+                connect_timeout_s=1.5,
+                deadline_s=10.0,
+                ttl_s=60,
+                policy=plan.Policy(
+                    preset="key", tries={"clear": 1}, relays=endpoints, sample=0.5, urgency=3, clear=True
+                ),
+                paths=(
+                    plan.PathPlan(
+                        path="/a/*/b",
+                        methods=("GET",),
+                        query={"v": "1"},
+                        headers={"x-plan": None},
+                        business="home",
+                        policy=plan.Policy(order=("direct", "long"), read_timeout_s=2.0, disabled=("h3",)),
+                    ),
+                ),
+            )
+        },
+        gateways=endpoints[:1],
+        keys={"next": jws.SigningKey(KEY, "next").public_text},
+        digest="held",
         unknown=("other.example",),
         report=endpoints[0],
         disabled=("long",),
     )
     return [
         msgspec.json.encode(whole),
+        msgspec.json.encode(msgspec.structs.replace(whole, base="held", gone=(HOST,), unknown=(HOST,), hosts={})),
+        msgspec.json.encode(
+            plan.Unchanged(
+                app=APP,
+                version=7,
+                issued_at=NOW,
+                expires_at=NOW + 60,
+                held="held",
+                asked=plan.question_digest(APP, [HOST]),
+            )
+        ),
         msgspec.json.encode(plan.PlanRequest(app=APP, hosts=(HOST, "b.example"), version=3)),
+        msgspec.json.encode(
+            plan.PlanRequest(app=APP, hosts=(HOST,), device="d", role="push", token="t", held="held", kids=("a",))
+        ),
     ]
 
 

@@ -124,10 +124,26 @@ def fuzz_jws(data: bytes) -> None:
             assert jws.sign(payload, key=corpus.KEY, kid=corpus.KID, typ=typ).encode() == data, "of another use"
 
 
-def _verify_plan(text: str | bytes) -> plan.Plan | None:
+_HELD_PLAN = plan.Plan(
+    app=corpus.APP,
+    version=3,
+    issued_at=corpus.NOW,
+    expires_at=corpus.NOW,
+    digest="held",
+    hosts={corpus.HOST: plan.HostPlan()},
+)
+
+
+def _verify_plan(text: str | bytes, held: plan.Plan | None = None) -> plan.Plan | None:
     try:
         return plan.verify(
-            text, keys=corpus.KEYS, app=corpus.APP, hosts=[corpus.HOST], version_min=3, wall=float(corpus.NOW)
+            text,
+            keys=corpus.KEYS,
+            app=corpus.APP,
+            hosts=[corpus.HOST],
+            version_min=3,
+            wall=float(corpus.NOW),
+            held=held,
         )
     except errors.AnswerRejected:
         return None
@@ -146,6 +162,15 @@ def fuzz_plan(data: bytes) -> None:
         assert found.expires_at + limits.CLOCK_SKEW_S > corpus.NOW
         assert corpus.HOST in found.hosts or corpus.HOST in found.unknown
         assert _verify_plan(plan.sign(found, key=corpus.KEY, kid=corpus.KID)) == found, "it does not survive signing"
+    for typ in (plan.TYP, plan.TYP_CHANGES, plan.TYP_UNCHANGED):
+        found = _verify_plan(jws.sign(data, key=corpus.KEY, kid=corpus.KID, typ=typ), _HELD_PLAN)
+        if found is not None:
+            assert found.app == corpus.APP
+            assert found.version >= 3
+            assert corpus.HOST in found.hosts or corpus.HOST in found.unknown
+            assert not found.base, "a part was given for the whole"
+            for host_plan in found.hosts.values():
+                plan.policy_for(host_plan, "GET", "/a/x/b", [("v", "1")], [("X-Plan", "")], "home")
     with contextlib.suppress(ValueError):
         plan.decode_request(data)
 

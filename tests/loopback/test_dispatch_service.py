@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 import jwt
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -21,7 +22,7 @@ from stormline.core import errors, limits, limits_platform
 from stormline.core.values import Address, Secret
 from stormline.dispatch import service
 from stormline.dispatch.config import DispatchConfig, KeyFile
-from stormline.dispatch.rules import RuleSet
+from stormline.dispatch.rules import Homes, Network, Region, RuleSet
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.web.server import TlsFiles
 from stormline.wire import jws, plan, tokens
@@ -258,6 +259,60 @@ class TestPlan:
         assert centre.plain_client is not None
         answer = await centre.plain_client.post("/v1/plan", json={"app": "shop", "hosts": [HOST]})
         assert centre.verify(answer.content, HOST).hosts == {HOST: NEXT_HOP}
+
+    async def test_who_holds_the_plan_is_told_so_in_few_bytes(self, start: Start) -> None:
+        centre = await start()
+        held = centre.verify((await centre.ask(HOST)).content, HOST)
+        question = {"app": "shop", "hosts": [HOST], "version": held.version, "held": held.digest}
+        answer = await centre.client.post("/v1/plan", json=question)
+        assert len(answer.content) < 450
+        again = plan.verify(
+            answer.content, keys=centre.plan_keys, app="shop", hosts=[HOST], version_min=4, wall=centre.clock.wall(),
+            held=held,
+        )  # fmt: skip
+        assert again.hosts == held.hosts
+
+    async def test_user_gets_the_home_beside_the_plan_and_a_bad_token_costs_the_home_alone(self, start: Start) -> None:
+        centre = await start(rules=msgspec.structs.replace(RULES, homes=Homes(epoch=2, units={"u1": 1})))
+        minted = await centre.client.post(
+            "/v1/admin/tokens",
+            json={"app": "shop", "device": "d", "user": "ann"},
+            headers={"authorization": f"Bearer {ADMIN}"},
+        )
+        token = minted.json()["token"]
+        question = {"app": "shop", "hosts": [HOST], "token": token}
+        signed, home = plan.split((await centre.client.post("/v1/plan", json=question)).content)
+        assert centre.verify(signed, HOST).hosts == {HOST: NEXT_HOP}
+        read = plan.verify_home(
+            home, keys=centre.plan_keys, app="shop", user="ann", epoch_min=2, wall=centre.clock.wall()
+        )
+        assert (read.unit, read.epoch) == ("u1", 2)
+        for bad in (token[:-4], "x"):
+            answer = await centre.client.post("/v1/plan", json=question | {"token": bad})
+            assert plan.split(answer.content) == (answer.content, b"")
+            assert centre.verify(answer.content, HOST).hosts == {HOST: NEXT_HOP}
+
+    async def test_client_is_placed_by_its_address(self, start: Start) -> None:
+        far, close = (Endpoint(host=f"192.0.2.{n}", port=443, carrier="h2", unit=f"u{n}") for n in (1, 2))
+        rules = msgspec.structs.replace(
+            RULES,
+            hosts={HOST: HostPlan(endpoints=(far, close))},
+            regions={"here": Region(unit="u2")},
+            networks={"127.0.0.0/8": Network(region="here")},
+        )
+        centre = await start(rules=rules)
+        got = centre.verify((await centre.ask(HOST)).content, HOST)
+        assert got.hosts[HOST].endpoints == (close, far)
+
+    async def test_plan_keys_of_a_rotation_overlap(self, start: Start) -> None:
+        following = jws.SigningKey(Ed25519PrivateKey.generate(), "plan-next")
+        centre = await start(plan_keys_more=(following,))
+        told = centre.verify((await centre.ask(HOST)).content, HOST).keys
+        question = {"app": "shop", "hosts": [HOST], "kids": ["plan-next"]}
+        later = await centre.client.post("/v1/plan", json=question)
+        keys = jws.load_public_keys({"plan-next": told["plan-next"]})
+        got = plan.verify(later.content, keys=keys, app="shop", hosts=[HOST], version_min=0, wall=centre.clock.wall())
+        assert got.hosts == {HOST: NEXT_HOP}
 
     async def test_unknown_app_is_not_found(self, start: Start) -> None:
         centre = await start()

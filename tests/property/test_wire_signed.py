@@ -1,5 +1,7 @@
 """Signed texts and what travels in them, under any input: the documented error or the truth, nothing else."""
 
+import contextlib
+
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from stormline.core import errors, limits, limits_platform
 from stormline.wire import bundle, hostname, jws, plan, strictjson, tokens
-from stormline.wire.plan import Endpoint, HostPlan, Plan, PlanRequest
+from stormline.wire.plan import Endpoint, HostPlan, PathPlan, Plan, PlanRequest, Policy
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 KEYS = {"k": KEY.public_key()}
@@ -25,12 +27,27 @@ json_values = st.recursive(
     max_leaves=12,
 )
 endpoints = st.builds(
-    Endpoint, host=text, port=st.integers(1, 65535), carrier=text, server_name=text, unit=text, weight=counts
-)
+    Endpoint, host=text, port=st.integers(1, 65535), carrier=text, server_name=text, unit=text, weight=counts,
+    region=text, operator=text, role=text,
+)  # fmt: skip
 timeouts = st.none() | st.floats(min_value=1e-3, max_value=1e6)
+texts = st.lists(text, max_size=3).map(tuple)
+policies = st.builds(
+    Policy, preset=text, order=texts, tries=st.dictionaries(text, st.integers(0, 100), max_size=3),
+    connect_timeout_s=timeouts, read_timeout_s=timeouts, deadline_s=timeouts, relay=st.none() | st.booleans(),
+    relays=st.lists(endpoints, max_size=2).map(tuple), clear=st.none() | st.booleans(),
+    sample=st.none() | st.floats(0, 1), urgency=st.none() | st.integers(0, 7), disabled=texts,
+)  # fmt: skip
+conditions = st.dictionaries(text, st.none() | text, max_size=2)
+path_plans = st.builds(
+    PathPlan, path=text | st.sampled_from(["/**", "/a/*", "/a/**"]), methods=texts, query=conditions,
+    headers=conditions, business=text, policy=policies,
+)  # fmt: skip
 host_plans = st.builds(
-    HostPlan, endpoints=st.lists(endpoints, max_size=3).map(tuple), connect_timeout_s=timeouts, deadline_s=timeouts
-)
+    HostPlan, endpoints=st.lists(endpoints, max_size=3).map(tuple), connect_timeout_s=timeouts, deadline_s=timeouts,
+    policy=st.none() | policies, paths=st.lists(path_plans, max_size=3).map(tuple), ttl_s=st.none() | counts,
+    dns=st.booleans(),
+)  # fmt: skip
 plans = st.builds(
     Plan,
     app=text,
@@ -153,6 +170,39 @@ def test_plan_round_trips(value: Plan) -> None:
     signed = plan.sign(value, key=KEY, kid="k")
     asked = [*value.hosts, *value.unknown]
     assert plan.verify(signed, keys=KEYS, app=value.app, hosts=asked, version_min=0, wall=NOW) == value
+
+
+@given(plans, plans)
+def test_changes_over_what_is_held_give_the_whole(old: Plan, new: Plan) -> None:
+    old, new = (msgspec.structs.replace(each, app="shop", digest=plan.content_digest(each)) for each in (old, new))
+    signed = plan.sign(plan.changes(plan.host_digests(old), old.digest, new), key=KEY, kid="k")
+    got = plan.verify(signed, keys=KEYS, app="shop", hosts=new.hosts, version_min=0, wall=NOW, held=old)
+    left = {host: each for host, each in new.hosts.items() if host in got.hosts}
+    assert got == msgspec.structs.replace(new, hosts=left)
+    assert new.hosts.keys() - left.keys() <= set(new.unknown)
+
+
+@given(host_plans, text, text, st.lists(st.tuples(text, text), max_size=3), text)
+def test_policy_of_any_request_is_the_first_paths_over_the_hosts(
+    host: HostPlan, method: str, path: str, pairs: list[tuple[str, str]], business: str
+) -> None:
+    found = plan.policy_for(host, method, path, pairs, pairs, business)
+    alone = [plan.policy_for(msgspec.structs.replace(host, paths=(each,)), method, path, pairs, pairs, business)
+             for each in host.paths]  # fmt: skip
+    none = plan.policy_for(msgspec.structs.replace(host, paths=()), method, path, pairs, pairs, business)
+    assert found == next((each for each in alone if each != none), none)
+    assert set(host.policy.disabled if host.policy else ()) <= set(found.disabled)
+
+
+@given(
+    st.binary(max_size=200) | json_values.map(msgspec.json.encode),
+    st.sampled_from([plan.TYP_CHANGES, plan.TYP_UNCHANGED]),
+)
+def test_any_signed_answer_to_who_holds_a_plan_is_a_plan_or_rejected(payload: bytes, typ: str) -> None:
+    held = Plan(app="shop", version=1, issued_at=NOW, expires_at=NOW, digest="d")
+    signed = jws.sign(payload, key=KEY, kid="k", typ=typ)
+    with contextlib.suppress(errors.AnswerRejected):
+        plan.verify(signed, keys=KEYS, app="shop", hosts=[], version_min=0, wall=NOW, held=held)
 
 
 @given(

@@ -29,7 +29,7 @@ def config(**change: Any) -> DispatchConfig:
 
 
 def test_rules_are_checked_and_given_the_unit() -> None:
-    held = config(rules=RuleSet(version=1, hosts={"A.Example.": HostPlan()})).rules
+    held = config(rules=RuleSet(version=1, hosts={"A.Example.": HostPlan(dns=True)})).rules
     assert held.unit == "u1"
     assert set(held.hosts) == {"a.example"}
 

@@ -1,10 +1,11 @@
 """From question and rules to the answer."""
 
+import msgspec
 import pytest
 
 from stormline.core import errors, limits
 from stormline.dispatch import planner
-from stormline.dispatch.rules import RuleSet, check
+from stormline.dispatch.rules import Homes, RuleSet, check
 from stormline.wire.plan import Endpoint, HostPlan, PlanRequest
 
 NOW = 1_800_000_000.75
@@ -98,3 +99,53 @@ def test_largest_answer_fits_the_clients_bound() -> None:
         planner.plan_for(ask(*hosts), rules, NOW), key=Ed25519PrivateKey.from_private_bytes(bytes(32)), kid="k"
     )
     assert len(text) <= limits.PLAN_BYTES_MAX
+
+
+def with_rules(**change: object) -> RuleSet:
+    return check(msgspec.structs.replace(RULES, **change))
+
+
+def test_preload_is_answered_unasked_as_far_as_there_is_room() -> None:
+    rules = with_rules(preload={"shop": ("api.shop.example",)})
+    assert set(planner.plan_for(ask("b.example"), rules, NOW).hosts) == {"api.shop.example"}
+    full = planner.plan_for(ask(*(f"h{n}.example" for n in range(limits.PLAN_HOSTS_MAX))), rules, NOW)
+    assert (len(full.hosts), len(full.unknown)) == (0, limits.PLAN_HOSTS_MAX)
+
+
+def test_shortest_life_of_a_host_is_that_of_the_plan() -> None:
+    rules = with_rules(hosts={**RULES.hosts, "api.shop.example": msgspec.structs.replace(SHOP, ttl_s=60)})
+    assert planner.plan_for(ask("api.shop.example"), rules, NOW).expires_at == int(NOW) + 60
+    assert planner.plan_for(ask("b.example"), rules, NOW).expires_at == int(NOW) + limits.PLAN_LIFE_S
+
+
+def test_everything_to_dns_names_no_endpoint_to_any_client() -> None:
+    rules = with_rules(dns_only=True, gateways={"shop": SHOP.endpoints}, preload={"shop": ("api.shop.example",)})
+    plan = planner.plan_for(ask("api.shop.example", "b.example"), rules, NOW)
+    assert (plan.dns_only, plan.hosts, plan.gateways) == (True, {}, ())
+    assert plan.unknown == ("api.shop.example", "b.example")
+
+
+def test_carrier_that_is_off_is_left_out() -> None:
+    h3 = Endpoint(host="127.0.0.1", port=443, carrier="h3")
+    rules = with_rules(
+        disabled=("h3",), hosts={**RULES.hosts, "api.shop.example": HostPlan(endpoints=(h3, *SHOP.endpoints))}
+    )
+    assert planner.plan_for(ask("api.shop.example"), rules, NOW).hosts["api.shop.example"].endpoints == SHOP.endpoints
+
+
+def test_push_devices_are_placed_on_push_gateways() -> None:
+    push = Endpoint(host="127.0.0.9", port=8702, role="push")
+    rules = with_rules(gateways={"shop": (*SHOP.endpoints, push)})
+    assert planner.plan_for(ask(), rules, NOW).gateways == SHOP.endpoints
+    assert planner.plan_for(PlanRequest(app="shop", hosts=(), role="push"), rules, NOW).gateways == (push,)
+
+
+def test_home_is_by_hash_unless_the_user_was_moved() -> None:
+    rules = with_rules(homes=Homes(epoch=3, units={"u1": 1, "u2": 1}, moved={"ann": "u9"}))
+    moved = planner.home_for("shop", "ann", rules, NOW)
+    assert moved is not None
+    assert (moved.unit, moved.epoch, moved.user) == ("u9", 3, "ann")
+    homes = [planner.home_for("shop", f"u{n}", rules, NOW) for n in range(50)]
+    assert {home.unit for home in homes if home is not None} == {"u1", "u2"}
+    assert planner.home_for("shop", "", rules, NOW) is None
+    assert planner.home_for("shop", "ann", RULES, NOW) is None

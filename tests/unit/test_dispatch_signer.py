@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from stormline.core import errors
 from stormline.core import limits_platform as limits
-from stormline.dispatch.rules import RuleSet, check
+from stormline.dispatch.nearest import Measures
+from stormline.dispatch.rules import Network, Region, RuleSet, check
 from stormline.dispatch.signer import PlanSigner, read_signing_key
 from stormline.wire import plan as wire_plan
 from stormline.wire.jws import SigningKey
@@ -109,6 +111,122 @@ def test_memory_stays_within_its_bounds(steps: list[tuple[int, float]]) -> None:
         assert wall - limits.PLAN_REFRESH_S < plan.issued_at <= wall
         assert len(signer) <= 5
         assert 0 <= signer.bytes_held <= 2500
+
+
+class TestHeld:
+    """What is answered to who says what is held."""
+
+    def held(self, signer: PlanSigner, at: RuleSet) -> Plan:
+        return read(signer.answer(ask("a.example", "b.example"), at, NOW))
+
+    def question(self, plan: Plan, **change: object) -> PlanRequest:
+        asked = ask("a.example", "b.example", version=plan.version)
+        return msgspec.structs.replace(asked, held=plan.digest, **change)
+
+    def test_same_content_under_a_new_version_is_unchanged_and_small(self) -> None:
+        signer = PlanSigner(KEY)
+        plan = self.held(signer, rules(1))
+        text = signer.answer(self.question(plan), rules(2), NOW + 100)
+        assert len(text) < 450
+        now = wire_plan.verify(
+            text, keys=KEYS, app="shop", hosts=["a.example", "b.example"], version_min=1, wall=NOW + 100, held=plan
+        )
+        assert (now.version, now.hosts, now.issued_at) == (2, plan.hosts, int(NOW) + 100)
+        assert signer.answer(self.question(plan), rules(2), NOW + 101) is text
+
+    def test_another_centre_confirms_it_too(self) -> None:
+        plan = self.held(PlanSigner(KEY), rules(1))
+        assert len(PlanSigner(KEY).answer(self.question(plan), rules(1), NOW)) < 450
+
+    def test_changes_are_sent_to_who_can_read_them_alone(self) -> None:
+        signer = PlanSigner(KEY)
+        plan = self.held(signer, many(1))
+        whole = signer.answer(self.question(plan), many(2), NOW)
+        part = signer.answer(self.question(plan, changes=True), many(2), NOW)
+        assert read(whole).version == 2
+        assert len(part) < len(whole) / 2
+        now = wire_plan.verify(part, keys=KEYS, app="shop", hosts=["a.example"], version_min=1, wall=NOW, held=plan)
+        assert now == read(whole)
+        stranger = PlanSigner(KEY).answer(self.question(plan, changes=True), many(2), NOW)
+        assert read(stranger) == read(whole)
+
+    def test_what_nobody_held_gets_a_whole_plan(self) -> None:
+        asked = msgspec.structs.replace(ask("a.example"), held="nonsense", changes=True)
+        assert read(PlanSigner(KEY).answer(asked, rules(), NOW)).version == 1
+
+
+class Standing:
+    """Endpoints by their health."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.down: set[str] = set()
+
+    def __call__(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+        return tuple(each for each in endpoints if each.host not in self.down) or endpoints
+
+
+class TestPlacement:
+    RULES = check(
+        RuleSet(
+            version=1,
+            hosts={"a.example": HostPlan(endpoints=tuple(Endpoint(host=f"192.0.2.{n}", port=1) for n in range(1, 4)))},
+            apps={"shop": frozenset({"a.example"})},
+            regions={"eu": Region(unit="u1")},
+            networks={"10.0.0.0/8": Network(region="eu")},
+        )
+    )
+
+    def first(self, signer: PlanSigner, wall: float = NOW, **change: object) -> str:
+        asked = msgspec.structs.replace(ask("a.example"), **change)
+        return read(signer.answer(asked, self.RULES, wall), wall).hosts["a.example"].endpoints[0].host
+
+    def test_signature_is_shared_within_a_group_and_devices_are_spread(self) -> None:
+        signer = PlanSigner(KEY)
+        firsts = {self.first(signer, device=f"d{n}") for n in range(300)}
+        assert firsts == {"192.0.2.1", "192.0.2.2", "192.0.2.3"}
+        assert len(signer) <= limits.PLACEMENT_BUCKETS
+        assert self.first(signer, device="d7") == self.first(PlanSigner(KEY), NOW + 999, device="d7")
+
+    def test_health_is_obeyed_at_once_and_never_leaves_nothing(self) -> None:
+        standing = Standing()
+        signer = PlanSigner(KEY, standing=standing)
+        gone = self.first(signer, device="d")
+        standing.down, standing.revision = {gone}, 1
+        assert self.first(signer, device="d") != gone
+        standing.down, standing.revision = {f"192.0.2.{n}" for n in range(1, 4)}, 2
+        assert self.first(signer, device="d") == gone
+
+    def test_new_measures_are_obeyed_at_once(self) -> None:
+        signer = PlanSigner(KEY)
+        bad = self.first(signer, device="d")
+        signer.measures = Measures(quality={Endpoint(host=bad, port=1): 0.1}, revision=1)
+        assert self.first(signer, device="d") != bad
+
+
+class TestKeys:
+    NEXT = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes(32)), "plan-2")
+
+    def test_all_keys_are_told_and_each_client_is_answered_under_one_it_trusts(self) -> None:
+        signer = PlanSigner(KEY, others=(self.NEXT,))
+        plan = read(signer.answer(ask("a.example"), rules(), NOW))
+        assert plan.keys == {"plan-1": KEY.public_text, "plan-2": self.NEXT.public_text}
+        only_next = msgspec.structs.replace(ask("a.example"), kids=("plan-2",))
+        text = signer.answer(only_next, rules(), NOW)
+        keys = {"plan-2": self.NEXT.key.public_key()}
+        assert wire_plan.verify(text, keys=keys, app="shop", hosts=(), version_min=0, wall=NOW).keys == plan.keys
+        assert signer.key_for(("other",)) is KEY
+
+    def test_without_a_rotation_no_key_is_told(self) -> None:
+        assert read(PlanSigner(KEY).answer(ask("a.example"), rules(), NOW)).keys == {}
+
+
+def many(version: int) -> RuleSet:
+    """Ten hosts, of which the first is elsewhere in each version."""
+    hosts = {f"{name}.example": HostPlan(endpoints=(Endpoint(host="192.0.2.1", port=1),)) for name in "abcdefghij"}
+    hosts["a.example"] = HostPlan(endpoints=(Endpoint(host=f"192.0.2.{version}", port=1),))
+    apps = {"shop": frozenset(hosts)}
+    return check(RuleSet(version=version, hosts=hosts, apps=apps, preload={"shop": tuple(hosts)}))
 
 
 def pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey, password: bytes = b"") -> bytes:

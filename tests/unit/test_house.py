@@ -252,7 +252,7 @@ def test_relative_links_of_a_page_resolve(page: Path) -> None:
     assert broken == []
 
 
-MADE_PAGES = ["errors.md", "codes.md", "limits.md", "configuration.md", "commands.md", "lab-profiles.md"]
+MADE_PAGES = ["errors.md", "codes.md", "limits.md", "configuration.md", "commands.md", "lab-profiles.md", "plans.md"]
 
 
 @pytest.mark.parametrize("name", MADE_PAGES)

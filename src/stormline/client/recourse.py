@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from stormline.client.steering import Steering
     from stormline.wire.plan import Endpoint
 
-H1_CARRIER: Final = "h1"
-"""`wire.plan.Carrier.H1`, by value: that module is loaded with a platform only."""
+ORIGIN_CARRIERS: Final = ("h1", "h2")
+"""`wire.plan.Carrier`, by value: that module is loaded with a platform only. Both are asked the same way: which of the
+two is spoken is agreed upon in TLS (ALPN)."""
 Known = Mapping[str, tuple[Address, ...]]
 """Addresses by host, from the settings; port 0 stands for the request's own."""
 
@@ -37,11 +38,12 @@ def origins(endpoints: "tuple[Endpoint, ...]", request: HttpRequest) -> tuple[St
     places: dict[str, list[Address]] = {}
     for each in endpoints:
         if (
-            each.carrier == H1_CARRIER
+            each.carrier in ORIGIN_CARRIERS
             and request.port in (443, each.port)
             and (address := Address(each.host, each.port)).is_ip
+            and address not in places.setdefault(each.server_name, [])
         ):
-            places.setdefault(each.server_name, []).append(address)
+            places[each.server_name].append(address)
     return tuple(Step(Means.IP_DIRECT, tuple(addresses), name) for name, addresses in places.items() for _ in addresses)
 
 

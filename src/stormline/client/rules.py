@@ -16,6 +16,7 @@ from stormline.core import errors, limits, limits_means, limits_platform
 from stormline.core.values import Address, parse_address
 from stormline.policy import presets
 from stormline.policy.presets import Preset, is_whole
+from stormline.wire import pathpattern
 from stormline.wire.httpsig import VerifyKey
 
 _METHOD_CHARS: Final = frozenset("!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -111,7 +112,7 @@ class BusinessRule:
         host: object = self.host
         if not isinstance(host, str) or host != host.lower() or not _is_host_pattern(host):
             raise errors.ConfigError("host: expected a name in lower case, *.name or *")
-        _check_path(self.path)
+        pathpattern.check(self.path)
         methods: object = self.methods
         if not isinstance(methods, tuple | list | frozenset | set):
             raise errors.ConfigError(f"methods={self.methods!r}: expected a tuple of names")
@@ -153,7 +154,7 @@ class BusinessRule:
         """
         if self.host != "*" and self.host != host and not (self.host[0] == "*" and host.endswith(self.host[1:])):
             return False
-        return (not self.methods or method in self.methods) and _path_fits(self.path, path)
+        return (not self.methods or method in self.methods) and pathpattern.fits(self.path, path)
 
 
 class Rules:
@@ -231,34 +232,3 @@ def _is_number(value: object) -> bool:
 def _is_host_pattern(host: str) -> bool:
     name = host.removeprefix("*.")
     return host == "*" or (bool(name) and len(host) <= limits_platform.HOST_CHARS_MAX and _HOST_CHARS.issuperset(name))
-
-
-def _check_path(path: object) -> None:
-    if not isinstance(path, str) or not path.startswith("/"):
-        raise errors.ConfigError("path: expected a pattern that begins with /")
-    if len(path) > limits_means.RULE_PATH_CHARS_MAX:
-        raise errors.ConfigError(f"path: at most {limits_means.RULE_PATH_CHARS_MAX} characters")
-    if "?" in path or "#" in path:
-        raise errors.ConfigError("path: a pattern has neither query nor fragment")
-    *parts, last = path[1:].split("/")
-    if any(part.count("*") > 1 for part in parts) or (last != "**" and last.count("*") > 1):
-        raise errors.ConfigError("path: at most one * between two slashes, and ** only as the last part")
-
-
-def _path_fits(pattern: str, path: str) -> bool:
-    if pattern == "/**":
-        return True  # also `OPTIONS *`
-    wanted, parts = pattern.split("/"), path.split("/")
-    if wanted[-1] == "**":
-        if len(parts) < len(wanted) - 1:
-            return False
-        wanted = wanted[:-1]
-        parts = parts[: len(wanted)]
-    return len(wanted) == len(parts) and all(map(_part_fits, wanted, parts))
-
-
-def _part_fits(pattern: str, part: str) -> bool:
-    head, star, tail = pattern.partition("*")
-    if not star:
-        return pattern == part
-    return len(part) >= len(head) + len(tail) and part.startswith(head) and part.endswith(tail)

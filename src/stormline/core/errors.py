@@ -244,7 +244,7 @@ class AnswerRejected(DispatchError):
 
     Attributes:
         reason: `signature`, `expired`, `not-yet-valid`, `wrong-app`, `stale-version`, `malformed`, `too-large`,
-            `unknown-key` or `refused`.
+            `unknown-key`, `wrong-base` (it builds upon another plan than the one held) or `refused`.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -124,10 +124,39 @@ PLAN_CACHE_ENTRIES_MAX: Final = 4096
 """Signed answers kept: apps times the host sets their versions ask for, with much room."""
 PLAN_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
 """Their text together; whoever asks for ever new host sets pushes out answers but fills no memory."""
-RULES_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A rule set as JSON: tens of thousands of hosts."""
+RULES_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A rule set as JSON: 100,000 hosts with two endpoints and a policy each are 25 to 40 MB."""
 RULES_NAMES_MAX: Final = 100
 """Endpoints of one host, or names of switched-off means, in a rule set: an answer stays far below `PLAN_BYTES_MAX`."""
+HOST_RULE_BYTES_MAX: Final = 3 * 1024
+"""One host in a rule set as JSON, and so `limits.PLAN_HOSTS_MAX` of them within `limits.PLAN_BYTES_MAX`, whatever is
+asked for: some 20 endpoints, or ten with a dozen paths."""
+GATEWAYS_BYTES_MAX: Final = 16 * 1024
+"""The gateways of one app as JSON; they go with every plan."""
+RULES_TTL_S_MIN: Final = 5
+"""The shortest life of what is said of a host: below it a client would ask without end."""
+PRELOAD_HOSTS_MAX: Final = 50
+"""Hosts of which an app is told unasked: they travel with every one of its plans."""
+NETWORKS_MAX: Final = 50_000
+"""Networks in a rule set; a larger table belongs into a MaxMind database. They are read in 0.3 s and hold 15 MB."""
+REGIONS_MAX: Final = 500
+"""Regions, and neighbours of one; operators likewise."""
+PLACEMENT_BUCKETS: Final = 64
+"""Into so many groups the devices of a region and operator are parted, to spread them over equal endpoints. All of one
+group get the same signed bytes; shares come out within some 6 % of the weights."""
+PLACE_CACHE: Final = 16384
+"""Addresses whose place is remembered, some 300 bytes each."""
+QUESTION_CACHE: Final = 1024
+"""Lists of hosts, as they were asked for, whose normal form is remembered: apps ask for the same again and again."""
+QUESTION_CACHE_HOSTS_MAX: Final = 32
+"""Longer lists are not remembered: with names of any length the memory stays below 20 MB."""
+PLAN_HISTORY_MAX: Final = 1024
+"""Contents given out of which the digests are remembered, so that only what changed need be sent; 1 MB at ten hosts,
+10 MB at a hundred. Who holds an older one gets a whole plan."""
+MEASURED_BAND: Final = 0.1
+"""Endpoints whose measured quality (0 to 1) lies in the same tenth are equal: noise must not move devices."""
+LOAD_FULL: Final = 0.9
+"""Load (0 to 1) from which an endpoint comes after those with room."""
 ENROL_BURST: Final = 120
 """Devices one address may enrol at once: a carrier's NAT or a workshop brings many in the same minute."""
 ENROL_RATE_PER_S: Final = 2.0

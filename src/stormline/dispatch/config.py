@@ -34,6 +34,9 @@ class DispatchConfig:
         unit: this unit; written into the rules.
         rules: what to answer; checked and brought into normal form here.
         plan_key: signs plans.
+        plan_keys_more: plan keys of a rotation under way, the next or the last: told to all clients, and used for
+            those that trust no other.
+        geo: MaxMind databases that place client addresses (country, and autonomous system); needs `maxminddb`.
         token_key: signs device tokens; must not be the plan key, so that the two can be changed apart.
         admin_key: bearer key of the admin API, `limits.ADMIN_KEY_CHARS_MIN` or more visible ASCII characters.
         enrol_burst: devices one address may enrol at once.
@@ -51,6 +54,8 @@ class DispatchConfig:
     rules: RuleSet
     plan_key: SigningKey | KeyFile
     token_key: SigningKey | KeyFile
+    plan_keys_more: tuple[SigningKey | KeyFile, ...] = ()
+    geo: tuple[Path, ...] = ()
     admin_key: Secret
     enrol_burst: int = limits.ENROL_BURST
     enrol_rate_per_s: float = limits.ENROL_RATE_PER_S
@@ -64,8 +69,10 @@ class DispatchConfig:
         if self.rules.unit not in ("", self.unit):
             raise errors.ConfigError(f"dispatch: the rules are for unit {self.rules.unit!r}, this is {self.unit!r}")
         object.__setattr__(self, "rules", check(msgspec.structs.replace(self.rules, unit=self.unit)))
-        if self.plan_key.kid == self.token_key.kid:
-            raise errors.ConfigError(f"dispatch: plan and token key have the same id {self.plan_key.kid!r}")
+        if len({self.plan_key.kid, *(key.kid for key in self.plan_keys_more)}) <= len(self.plan_keys_more):
+            raise errors.ConfigError("dispatch: two plan keys have the same id")
+        if self.token_key.kid in (key.kid for key in (self.plan_key, *self.plan_keys_more)):
+            raise errors.ConfigError(f"dispatch: plan and token key have the same id {self.token_key.kid!r}")
         admin_key = self.admin_key.reveal()
         if len(admin_key) < limits.ADMIN_KEY_CHARS_MIN or not all("!" <= char <= "~" for char in admin_key):
             raise errors.ConfigError(

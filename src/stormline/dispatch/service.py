@@ -1,6 +1,7 @@
 """The scheduling centre over HTTP.
 
-    POST /v1/plan           PlanRequest as JSON -> signed plan (JWS compact, application/jose)
+    POST /v1/plan           PlanRequest as JSON -> signed plan (JWS compact, application/jose); with a user's token the
+                            signed home in a second line
     GET  /v1/plan           ?app=&host=&host=   -> the same, for people with curl
     POST /v1/devices        {"app"}             -> {"device", "token", "expires_at"}: a new device
     POST /v1/admin/tokens   {"app", "device", "user", "life_s"}, Authorization: Bearer ADMIN_KEY -> the same
@@ -26,11 +27,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from stormline.appgw import plans
 from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.dispatch import planner
 from stormline.dispatch.config import DispatchConfig, KeyFile
+from stormline.dispatch.geo import GeoDatabases
 from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.signer import PlanSigner, read_signing_key
 from stormline.dispatch.unit import HeldRules, RulesSource, UnitLink
@@ -115,7 +118,11 @@ class DispatchService:
         self._rng = rng
         self._plan_key = _load(config.plan_key)
         self._token_key = _load(config.token_key)
-        self._signer = PlanSigner(self._plan_key)
+        self._more_plan_keys = tuple(_load(key) for key in config.plan_keys_more)
+        self._token_keys = {self._token_key.kid: self._token_key.key.public_key()}
+        self._geo = GeoDatabases(config.geo) if config.geo else None
+        locate = self._geo.find if self._geo is not None else None
+        self._signer = PlanSigner(self._plan_key, others=self._more_plan_keys, locate=locate)
         self._enrolments = RateLimiter(
             rate_per_s=config.enrol_rate_per_s, burst=config.enrol_burst, keys_max=limits_platform.ENROL_ADDRESSES_MAX
         )
@@ -154,6 +161,11 @@ class DispatchService:
         app.router.redirect_slashes = False
         return app
 
+    def close(self) -> None:
+        """Let go of the files held open."""
+        if self._geo is not None:
+            self._geo.close()
+
     def stop_reading(self) -> None:
         """End the wait for bodies that are still coming, so that a stop is not held up by a slow peer."""
         self._stopping = True
@@ -165,7 +177,7 @@ class DispatchService:
 
     async def _plan_post(self, request: Request) -> Response:
         body = await self._body(request, limits_platform.PLAN_REQUEST_BYTES_MAX)
-        return self._answer(_question(body))
+        return self._answer(_question(body), request)
 
     async def _plan_get(self, request: Request) -> Response:
         if len(request.scope["query_string"]) > limits_platform.PLAN_REQUEST_BYTES_MAX:
@@ -176,7 +188,33 @@ class DispatchService:
         unknown = sorted(set(query) - {"app", "host"})
         if unknown or len(query.getlist("app")) != 1:
             raise errors.RequestRefused("bad-request", "expected ?app=APP&host=HOST, host as often as needed")
-        return self._answer(PlanRequest(app=query["app"], hosts=tuple(query.getlist("host"))))
+        return self._answer(PlanRequest(app=query["app"], hosts=tuple(query.getlist("host"))), request)
+
+    def answer(self, question: PlanRequest, *, address: str = "") -> bytes:
+        """Give the body of the answer: the signed plan, and in a second line the user's signed home if asked for.
+
+        A token that is not good costs the home, not the plan: what a client needs most is where to connect.
+
+        Args:
+            question: the question.
+            address: the client's IP address as text, empty where it is not known.
+
+        Raises:
+            RequestRefused: see `planner.plan_for`.
+        """
+        wall = self._clock.wall()
+        text = self._signer.answer(question, self._rules, wall, address=address)
+        if not question.token:
+            return text
+        try:
+            token = tokens.verify(question.token, keys=self._token_keys, wall=wall)
+        except errors.SignatureError as error:
+            _log.info("no home: %s", error)
+            return text
+        if token.app != question.app:
+            return text
+        home = self._signer.home(token.app, token.user, self._rules, wall, kids=question.kids)
+        return text + b"\n" + home if home else text
 
     async def answer_engine(self, message: Message) -> Reply:
         """Answer a question that came through a gateway of the unit; see `appgw.plans`."""
@@ -185,12 +223,12 @@ class DispatchService:
                 raise errors.RequestRefused(
                     "too-large", f"a question has at most {limits_platform.PLAN_REQUEST_BYTES_MAX} bytes"
                 )
-            return Reply(self._signer.answer(_question(message.data), self._rules, self._clock.wall()))
+            return Reply(self.answer(_question(message.data), address=message.headers.get(plans.ADDRESS_HEADER, "")))
         except errors.RequestRefused as error:
             return error_reply(STATUS[error.code], f"{error.code}: {error}")
 
-    def _answer(self, question: PlanRequest) -> Response:
-        text = self._signer.answer(question, self._rules, self._clock.wall())
+    def _answer(self, question: PlanRequest, request: Request) -> Response:
+        text = self.answer(question, address=request.client.host if request.client else "")
         return Response(text, media_type="application/jose", headers={"cache-control": "no-store"})
 
     # -- devices ------------------------------------------------------------------------------------------------------
@@ -229,7 +267,14 @@ class DispatchService:
     async def _keys(self, request: Request) -> Response:
         # For operators and backends. Clients take theirs from the bundle: keys fetched from the one whose signature
         # they are to check prove nothing.
-        return _json({"keys": [_jwk(self._plan_key, wire_plan.TYP), _jwk(self._token_key, tokens.TYP)]})
+        return _json(
+            {
+                "keys": [
+                    *(_jwk(key, wire_plan.TYP) for key in (self._plan_key, *self._more_plan_keys)),
+                    _jwk(self._token_key, tokens.TYP),
+                ]
+            }
+        )
 
     async def _healthz(self, request: Request) -> Response:
         return _json({"status": "ok", "unit": self._rules.unit, "version": self._rules.version})
@@ -443,4 +488,5 @@ async def run(
         service.stop_reading()
         stops: list[Awaitable[None]] = [_end(member), *(server.stop() for server in servers)]
         await asyncio.gather(*stops)
+        service.close()
     _log.info("dispatch stopped")

@@ -19,6 +19,7 @@ from stormline.netmodel.params import LinkParams
 from stormline.testing import scenario as scenarios
 from stormline.testing.buggify import Buggify
 from stormline.testing.history import History
+from stormline.testing.ranked import ranked
 from stormline.testing.scenario import Direct, Fault, Scenario
 from stormline.testing.simclient import DirectDevice
 from stormline.testing.simfaults import LinkFaults
@@ -82,7 +83,7 @@ class Dispatch:
         token_key = SigningKey(Ed25519PrivateKey.from_private_bytes(rng.token_bytes(32)), "token-1")
         plans = {
             origin.name: HostPlan(
-                endpoints=tuple(
+                endpoints=ranked(
                     Endpoint(host=at.address.host, port=at.address.port, carrier=Carrier.H1, server_name=origin.name)
                     for at in origin.hosts
                 )

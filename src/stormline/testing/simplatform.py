@@ -23,6 +23,7 @@ from stormline.net.tcpinfo import TcpInfo
 from stormline.outbound.dial import Dialer, OpenTcp
 from stormline.outbound.pool import HttpPool
 from stormline.testing.history import History, Processing
+from stormline.testing.ranked import ranked
 from stormline.testing.simloop import SimClock, SimRng, VirtualLoop
 from stormline.testing.simnet import Host, SimNet, SimSocket, Sites
 from stormline.testing.simserver import HttpCall, HttpReply, HttpServer, asgi, serve
@@ -308,7 +309,7 @@ class Platform:
         )
 
     def _make_dispatch(self) -> HttpServer:
-        long = tuple(
+        long = ranked(
             Endpoint(host=each.address.host, port=each.address.port, server_name=GATEWAY_NAME) for each in self.gateways
         )
         direct = Endpoint(host=ORIGIN.host, port=ORIGIN.port, carrier=Carrier.H1, server_name=SHOP)

@@ -21,6 +21,7 @@ from stormline.dispatch.config import DispatchConfig, KeyFile
 from stormline.dispatch.rules import RuleSet
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.testing.gateway import Script, ScriptedGateway, scripted_gateway
+from stormline.testing.ranked import ranked
 from stormline.web.server import TlsFiles
 from stormline.wire.bundle import Bundle
 from stormline.wire.jws import SigningKey
@@ -167,7 +168,7 @@ def bundle_for(pki: Pki, *dispatch: Address, **change: Any) -> Bundle:
 
 def rules_for(*gateways: Address, version: int = 1, **change: Any) -> RuleSet:
     """Give rules by which these gateways serve `HOST` and `BOTH`."""
-    endpoints = tuple(
+    endpoints = ranked(
         Endpoint(host=each.host, port=each.port, carrier=Carrier.LONG_TLS, server_name=GATEWAY_NAME)
         for each in gateways
     )

@@ -15,6 +15,7 @@ from stormline.core.values import Address
 from stormline.dispatch.rules import RuleSet
 from stormline.telemetry.timeline import CallRecord
 from stormline.testing.origin import Answer, Origin, answer_plainly, running_origin
+from stormline.testing.ranked import ranked
 from stormline.testing.world import APP, Pki, World, bundle_for, make_pki, running_dispatch, running_world
 from stormline.wire.bundle import Bundle
 from stormline.wire.plan import Carrier, Endpoint, HostPlan
@@ -122,9 +123,9 @@ async def _planned(pki: Pki) -> AsyncIterator[Callable[..., Awaitable[Bundle]]]:
             gateways = dict.fromkeys(each for places in hosts.values() for each in places)
             rules = RuleSet(
                 version=1,
-                hosts={host: HostPlan(endpoints=places) for host, places in hosts.items()},
+                hosts={host: HostPlan(endpoints=ranked(places)) for host, places in hosts.items()},
                 apps={APP: frozenset(hosts)},
-                gateways={APP: tuple(each for each in gateways if each.carrier == Carrier.LONG_TLS)},
+                gateways={APP: ranked(each for each in gateways if each.carrier == Carrier.LONG_TLS)},
             )
             address, _ = await stack.enter_async_context(running_dispatch(pki, rules))
             return bundle_for(pki, address, **bundle)
