@@ -35,7 +35,7 @@ LOCKED := requirements/tools.txt requirements/dev.txt pyproject.toml
 # command:package; tests that need one skip where it is missing.
 SYSTEM_TOOLS := chromium:chromium nft:nftables ip:iproute2 \
 	nginx:nginx-light caddy:caddy haproxy:haproxy nghttpd:nghttp2-server \
-	tinyproxy:tinyproxy-bin microsocks:microsocks
+	tinyproxy:tinyproxy-bin microsocks:microsocks kdig:knot-dnsutils
 # Those whose package would also start it as a service of the machine, now and at each boot.
 SERVICES := nginx caddy haproxy
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -16,7 +16,7 @@ from stormline.outbound.messages import HttpRequest
 from stormline.policy import snapshot
 from stormline.telemetry import report
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
-from stormline.wire import bundle, dns, frames, httpsig, jws, plan, tokens
+from stormline.wire import bundle, dns, dns_server, frames, httpsig, jws, plan, tokens
 from stormline.wire import messages as m
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -300,6 +300,15 @@ def dns_answers() -> list[bytes]:
         answer(dns.RecordType.AAAA, 0, [record(name, 28, bytes(range(16))), record(name, 28, bytes(16))], []),
         answer(dns.RecordType.A, 3, [], [record(b"\xc0\x10", 6, soa)]),
     ]
+
+
+def dns_messages() -> list[bytes]:
+    """Questions with all that is heeded in them, and answers of other servers."""
+    question = dns.question(HOST, dns.RecordType.HTTPS)[12:]
+    padded = dns_server.forward_query(7, question, dnssec_ok=True, checking_disabled=True, block_bytes=128)
+    subnet = b"\x00\x00\x29\x04\xd0\x00\x00\x00\x00\x00\x0b\x00\x08\x00\x07\x00\x01\x18\x00\xc0\x00\x02"
+    told = struct.pack("!HHHHHH", 0, 0x0100, 1, 0, 0, 1) + question + subnet
+    return [padded, told, dns.question(HOST, dns.RecordType.A), *dns_answers()]
 
 
 def kernel_messages() -> list[bytes]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fuzz import corpus
 from stormline.client import memory
 from stormline.client.decoding import Verifier
-from stormline.core import codes, errors, limits, limits_means, limits_memory, limits_names
+from stormline.core import codes, errors, limits, limits_means, limits_memory, limits_names, limits_platform
 from stormline.core.values import parse_address
 from stormline.net import probes, recorded, rtnetlink
 from stormline.outbound import http2_codec, proxy_rules
@@ -21,7 +21,7 @@ from stormline.policy.addresses import AddressBook, Candidate
 from stormline.policy.shape import Network, RequestShape
 from stormline.policy.timeouts import TimeoutPolicy
 from stormline.telemetry import report
-from stormline.wire import bundle, dns, frames, httpsig, jws, plan
+from stormline.wire import bundle, dns, dns_server, frames, httpsig, jws, plan
 from stormline.wire import events as e
 from stormline.wire import messages as m
 from stormline.wire.connection import Connection
@@ -186,6 +186,23 @@ def fuzz_dns(data: bytes) -> None:
         assert all((":" in each) == (kind is dns.RecordType.AAAA) for each in found.addresses), "of the other family"
         assert 0 <= found.ttl_s < 2**31
         assert dns.parse_reply(data, corpus.HOST, kind) == found
+
+
+def fuzz_dns_server(data: bytes) -> None:
+    """A question gives RemoteProtocolError or an answer that repeats it; another server's answer stays in bounds."""
+    with contextlib.suppress(errors.RemoteProtocolError):
+        query = dns_server.read_query(data)
+        answer = dns_server.answer(query, query.fault)
+        assert answer[:2] == data[:2], "an answer to another question"
+        assert query.question in data, "a question that was not asked"
+        if query.edns is not None and query.edns.padded and not query.fault:
+            assert len(answer) % limits_platform.DOH_PAD_BYTES == 0, "not filled up"
+    question = dns.question(corpus.HOST, dns.RecordType.A)[dns_server.HEADER_BYTES :]
+    with contextlib.suppress(errors.RemoteProtocolError):
+        relayed = dns_server.read_relayed(data, 0, question)
+        assert 0 <= relayed.ttl_s < 2**31
+        given = relayed.aged(question, 5, ttl_s_max=60)
+        assert len(given.data) <= len(data), "more than was said"
 
 
 def fuzz_bundle(data: bytes) -> None:
@@ -393,6 +410,7 @@ TARGETS = {
     "jws": Target(run=fuzz_jws, seeds=corpus.signed_texts),
     "plan": Target(run=fuzz_plan, seeds=corpus.plans),
     "dns": Target(run=fuzz_dns, seeds=corpus.dns_answers),
+    "dns_server": Target(run=fuzz_dns_server, seeds=corpus.dns_messages),
     "bundle": Target(run=fuzz_bundle, seeds=corpus.bundles),
     "report": Target(run=fuzz_report, seeds=corpus.reports),
     "address": Target(run=fuzz_address, seeds=corpus.addresses),

@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stormline.assembly.authority import Authority, ensure_authority
 from stormline.core import errors
 from stormline.core import limits_platform as limits
+from stormline.dispatch.beside import Beside
 from stormline.dispatch.health import Drain, Drains, HealthPolicy, Target, Verdict
 from stormline.dispatch.probing import HealthConfig, HttpCheck, Monitor, Prober
-from stormline.dispatch.rules import RuleSet
+from stormline.dispatch.rules import RuleSet, check
+from stormline.dispatch.signer import PlanSigner
+from stormline.dispatch.unit import HeldRules
+from stormline.engine.port import Message, Reply
 from stormline.net.clock import SystemClock, SystemRng
-from stormline.wire.plan import Endpoint, HostPlan
+from stormline.wire import plan as wire_plan
+from stormline.wire.jws import SigningKey
+from stormline.wire.plan import Endpoint, HostPlan, PlanRequest
 
 pytestmark = pytest.mark.loopback
 
@@ -230,11 +237,11 @@ class TestMonitor:
         second.up = False
         await watched.until(lambda: watched.told)
         assert watched.told == [frozenset({NAME, "b.test"})]
-        assert watched.monitor.standing(endpoints) == endpoints[:1]
+        assert watched.monitor(endpoints) == endpoints[:1]
         revision = watched.monitor.revision
         second.up = True
         await watched.until(lambda: len(watched.told) == 2)
-        assert watched.monitor.standing(endpoints) == endpoints
+        assert watched.monitor(endpoints) == endpoints
         assert watched.monitor.revision > revision
 
     async def test_flapping_server_is_not_believed_at_once(self, serve, watched):
@@ -247,7 +254,7 @@ class TestMonitor:
             server.up = True
             await watched.until(lambda: watched.verdict(server.port) in (Verdict.WELL, Verdict.DAMPED))
         assert watched.verdict(server.port) is Verdict.DAMPED
-        assert watched.monitor.standing(endpoints) == endpoints[1:]
+        assert watched.monitor(endpoints) == endpoints[1:]
 
     async def test_drain_is_told_for_its_hosts_alone_and_the_last_one_stays(self, serve, watched, drains):
         one, two = await serve(), await serve()
@@ -256,13 +263,13 @@ class TestMonitor:
         watched.monitor.watch(RuleSet(version=1, hosts=hosts))
         drains.put(Drain(host="127.0.0.1", port=one.port))
         assert watched.told == [frozenset({NAME})]
-        assert watched.monitor.standing((first, second)) == (second,)
+        assert watched.monitor((first, second)) == (second,)
         drains.put(Drain(host="127.0.0.1", port=two.port))
         assert watched.told[1:] == [frozenset({NAME})]
-        assert watched.monitor.standing((second,)) == (second,)
+        assert watched.monitor((second,)) == (second,)
         drains.end(Drain(host="127.0.0.1", port=one.port))
         drains.end(Drain(host="127.0.0.1", port=two.port))
-        assert watched.monitor.standing((first, second)) == (first, second)
+        assert watched.monitor((first, second)) == (first, second)
 
     async def test_no_more_probes_at_once_than_the_bound(self, authority, monkeypatch):
         monkeypatch.setattr(limits, "HEALTH_PROBES_MAX", 4)
@@ -284,3 +291,36 @@ class TestMonitor:
         silent.close()
         for writer in held:
             writer.transport.abort()
+
+
+async def test_centre_hands_out_only_what_answers_and_all_of_it_where_nothing_does(authority, serve):
+    """The parts together: what the probes find ill is left out of the signed plan, and never all of it."""
+    server = await serve(NAME)
+    good = Endpoint(host="127.0.0.1", port=server.port, carrier="h1", server_name=NAME)
+    dead = Endpoint(host="127.0.0.1", port=1, carrier="h1", server_name=NAME)
+    hosts = {NAME: HostPlan(endpoints=(good, dead)), "lost.test": HostPlan(endpoints=(dead,))}
+    rules = check(RuleSet(version=1, hosts=hosts, apps={"shop": frozenset(hosts)}))
+    health = HealthConfig(policy=FAST, ca_pem=authority.certificate.read_bytes())
+    beside = Beside(HeldRules(rules), health, SystemRng())
+    key = SigningKey(Ed25519PrivateKey.generate(), "k")
+    signer = PlanSigner(key, standing=beside.monitor)
+
+    async def nobody(message: Message) -> Reply:
+        raise AssertionError("nobody asks")
+
+    def given(host: str) -> set[int]:
+        text = signer.answer(PlanRequest(app="shop", hosts=(host,)), rules, 1e9)
+        keys = {key.kid: key.key.public_key()}
+        plan = wire_plan.verify(text, keys=keys, app="shop", hosts=(host,), version_min=1, wall=1e9)
+        return {each.port for each in plan.hosts[host].endpoints}
+
+    beside.begin("u1", nobody, None)
+    try:
+        assert given(NAME) == {server.port, 1}, "nothing is known yet"
+        for _ in range(2000):
+            if given(NAME) == {server.port}:
+                break
+            await asyncio.sleep(0.01)
+        assert (given(NAME), given("lost.test")) == ({server.port}, {1})
+    finally:
+        await beside.end()

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 400
 NAMES = [
-    "frames", "connection_server", "connection_client", "jws", "plan", "dns", "bundle", "report",
+    "frames", "connection_server", "connection_client", "jws", "plan", "dns", "dns_server", "bundle", "report",
     "address", "proxy_settings", "httpsig", "http2", "decoding", "network_memory",
     "rtnetlink", "network_story", "probe_answer",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stormline.assembly import layout
+from stormline.assembly.names import SERVER_NAMES
 from stormline.core import errors
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address, Secret
@@ -70,7 +71,11 @@ async def _dispatch(context: Context) -> None:
     from stormline.assembly.prepare import core_engine
     from stormline.dispatch import rules, service
     from stormline.dispatch.config import DispatchConfig, KeyFile
+    from stormline.dispatch.doh import DohConfig
+    from stormline.dispatch.probing import HealthConfig
+    from stormline.dispatch.zone import Resolver
     from stormline.engine.port import Engine
+    from stormline.settings.load import dns_servers
     from stormline.web.server import TlsFiles
 
     place, settings = context.place, context.settings
@@ -84,6 +89,13 @@ async def _dispatch(context: Context) -> None:
         plan_key=KeyFile(place.plan_key, plan_kid),
         token_key=KeyFile(place.token_key, token_kid),
         admin_key=context.admin_key,
+        health=HealthConfig(ca_pem=place.ca.read_bytes()),
+        doh=DohConfig(
+            upstream=dns_servers(settings.dns.upstream),
+            resolver=Resolver(
+                name=SERVER_NAMES["dispatch"], port=settings.ports.dispatch, addresses=(settings.advertised,)
+            ),
+        ),
     )
 
     async def connect() -> Engine:

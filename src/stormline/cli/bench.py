@@ -19,15 +19,15 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _benches() -> dict[str, Callable[[], "list[Row]"]]:
-    from stormline.bench import client
+    from stormline.bench import client, dispatch
     from stormline.cli import levels
 
-    return {"client": client.run, "levels": levels.run}
+    return {"client": client.run, "dispatch": dispatch.run, "levels": levels.run}
 
 
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="client or levels; 'all' runs every one there is.")
+        str, typer.Argument(metavar="NAME", help="client, dispatch or levels; 'all' runs every one there is.")
     ] = "all",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for NAME.json.")] = Path("bench/results"),
     json: output.JsonFlag = False,

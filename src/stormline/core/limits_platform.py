@@ -108,6 +108,59 @@ CONSOLE_CACHE_S: Final = 1.0
 CONSOLE_CACHED_MAX: Final = 64
 """Different answers kept; the pages ask for a handful."""
 
+# -- dispatch as a server for DNS -------------------------------------------------------------------------------------
+DOH_QUESTION_BYTES_MAX: Final = 4096
+"""A question over HTTPS: a name has 255 bytes, and clients fill up to a multiple of 128 (RFC 8467); beyond it 413, or
+414 in a URL."""
+DOH_QUESTION_RECORDS_MAX: Final = 8
+"""Additional records of a question: one for EDNS, one signature, and room."""
+DOH_PAD_BYTES: Final = 468
+"""Answers to padded questions are filled up to a multiple of this (RFC 8467 section 4.1)."""
+DOH_TTL_S: Final = 30
+"""Life of what the rules say, in the caches of those who learn no other way that they changed: as `PLAN_REFRESH_S`."""
+DOH_ABSENT_TTL_S: Final = 10
+"""Life of "this host has no such record" (RFC 2308): shorter, as what is added should be seen soon."""
+DOH_RESOLVER_TTL_S: Final = 300
+"""Life of the record that says how this server itself is asked (RFC 9462); a move of it is planned for longer."""
+DOH_SERVICES_MAX: Final = 16
+"""HTTPS records of one answer; clients try a few."""
+DOH_HINTS_MAX: Final = 8
+"""Address hints of one family in a record: a dial tries no more, and all stand in A and AAAA anyway."""
+DOH_ADDRESSES_MAX: Final = 32
+"""Addresses of one answer, as a client keeps of it."""
+DOH_MADE_MAX: Final = 16_384
+"""Answers from the rules kept made, at most some 700 bytes each; the one unused for longest goes first."""
+ECS_V4_BITS: Final = 24
+"""How much of a client's IPv4 address is looked at (RFC 7871 section 11.1 advises it)."""
+ECS_V6_BITS: Final = 56
+"""How much of its IPv6 address."""
+FORWARDS_MAX: Final = 512
+"""Questions on their way to upstream servers at once, each with a socket; beyond it SERVFAIL."""
+FORWARD_SERVERS_MAX: Final = 4
+"""Upstream servers; what four do not answer a fifth will not."""
+FORWARD_TRY_S: Final = 1.2
+"""Wait for one upstream server before the next is asked: three tries fit into `FORWARD_TIMEOUT_S`."""
+FORWARD_TIMEOUT_S: Final = 4.0
+"""One forwarded question in all; below a client's own `limits_names.DOH_TIMEOUT_S`, so that it hears of the failure."""
+FORWARD_BEHIND_S: Final = 10.0
+"""How long an upstream server that failed is asked last."""
+FORWARD_UDP_BYTES: Final = 1232
+"""Largest UDP answer asked for: passes every IPv6 link unfragmented (what DNS operators agreed on in 2020)."""
+FORWARD_CACHE_MAX: Final = 16_384
+"""Forwarded answers kept; the one unused for longest goes first."""
+FORWARD_CACHE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Their messages together."""
+FORWARD_TTL_S_MAX: Final = 3600
+"""Longest time a forwarded answer is kept, whatever its TTL says."""
+FORWARD_ABSENT_S_MAX: Final = 60
+"""Longest time a forwarded "no" is kept (RFC 2308 section 5 allows hours): a name made a minute ago works."""
+FORWARD_FAILURE_S: Final = 2.0
+"""How long a failure of all upstream servers stands before they are asked again (RFC 9520 section 3.2: 1 s or more)."""
+FORWARD_STALE_S: Final = 3600.0
+"""How long after its end an answer still stands in for upstream servers that fail (RFC 8767 allows days)."""
+FORWARD_STALE_TTL_S: Final = 5
+"""Life given to such an answer: recovery is seen within it (RFC 8767 section 4 has 30 s)."""
+
 # -- dispatch ---------------------------------------------------------------------------------------------------------
 HOST_CHARS_MAX: Final = 253
 """A host name without the root's dot (RFC 1035 section 2.3.4: 255 octets on the wire)."""

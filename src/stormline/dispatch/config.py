@@ -1,6 +1,6 @@
 """What a scheduling centre needs to run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +9,8 @@ import msgspec
 from stormline.core import errors, ids
 from stormline.core import limits_platform as limits
 from stormline.core.values import Secret
+from stormline.dispatch.doh import DohConfig
+from stormline.dispatch.probing import HealthConfig
 from stormline.dispatch.rules import RuleSet, check
 from stormline.web.server import TlsFiles
 from stormline.wire.jws import SigningKey
@@ -39,8 +41,10 @@ class DispatchConfig:
         geo: MaxMind databases that place client addresses (country, and autonomous system); needs `maxminddb`.
         token_key: signs device tokens; must not be the plan key, so that the two can be changed apart.
         admin_key: bearer key of the admin API, `limits.ADMIN_KEY_CHARS_MIN` or more visible ASCII characters.
+        health: how endpoints are probed; None: they are not, and all count as well.
         enrol_burst: devices one address may enrol at once.
         enrol_rate_per_s: devices one address may enrol in the long run.
+        doh: how DNS over HTTPS is answered, on the first port.
 
     Raises:
         ConfigError: one of these is not so; the message names it.
@@ -57,8 +61,10 @@ class DispatchConfig:
     plan_keys_more: tuple[SigningKey | KeyFile, ...] = ()
     geo: tuple[Path, ...] = ()
     admin_key: Secret
+    health: HealthConfig | None = None
     enrol_burst: int = limits.ENROL_BURST
     enrol_rate_per_s: float = limits.ENROL_RATE_PER_S
+    doh: DohConfig = field(default_factory=DohConfig)
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""

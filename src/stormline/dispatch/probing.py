@@ -179,7 +179,7 @@ class Monitor:
         drains: what is out of service by hand.
         prober: probes.
         rng: for the moments of probes.
-        told: told of hosts for which `standing` answers otherwise than before, beside changes of the rules.
+        told: told of hosts for which it answers otherwise than before, beside changes of the rules.
     """
 
     def __init__(
@@ -208,8 +208,8 @@ class Monitor:
         """See `Health.revision`."""
         return self._health.revision
 
-    def standing(self, endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
-        """See `Health.standing`."""
+    def __call__(self, endpoints: tuple[Endpoint, ...], /) -> tuple[Endpoint, ...]:
+        """Give those that may be handed out (`planner.Standing`); see `Health.standing`."""
         return self._health.standing(endpoints)
 
     def snapshot(self) -> Snapshot:
@@ -226,7 +226,7 @@ class Monitor:
         for host, endpoints in self._hosts.items():
             for endpoint in endpoints:
                 self._served.setdefault(target_of(endpoint), []).append(host)
-        partly = {host: self.standing(endpoints) for host, endpoints in self._hosts.items()}
+        partly = {host: self(endpoints) for host, endpoints in self._hosts.items()}
         self._shown = {host: some for host, some in partly.items() if some != self._hosts[host]}
         self._wake.set()
 
@@ -271,7 +271,7 @@ class Monitor:
         changed = []
         for host in hosts:
             endpoints = self._hosts[host]
-            before, now = self._shown.get(host, endpoints), self.standing(endpoints)
+            before, now = self._shown.get(host, endpoints), self(endpoints)
             if now != before:
                 changed.append(host)
             self._shown[host] = now

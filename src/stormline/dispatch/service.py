@@ -7,6 +7,7 @@
     POST /v1/admin/tokens   {"app", "device", "user", "life_s"}, Authorization: Bearer ADMIN_KEY -> the same
     GET  /v1/keys           public keys as a JWK set (RFC 7517)
     GET  /healthz           {"status": "ok", ...}
+    GET, POST /dns-query    DNS over HTTPS, on the port behind TLS only: `dispatch.doh`
 
 Every error is `{"error": {"code", "message"}}`. Bodies are read within a bound of size and of time.
 """
@@ -32,18 +33,21 @@ from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.dispatch import planner
+from stormline.dispatch.beside import Beside
 from stormline.dispatch.config import DispatchConfig, KeyFile
+from stormline.dispatch.doh import Doh
 from stormline.dispatch.geo import GeoDatabases
 from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.signer import PlanSigner, read_signing_key
-from stormline.dispatch.unit import HeldRules, RulesSource, UnitLink
+from stormline.dispatch.unit import HeldRules, RulesSource
+from stormline.dispatch.zone import ClientNetwork
 from stormline.engine.port import Engine, Message, Reply, error_reply
 from stormline.policy.ratelimit import RateLimiter
 from stormline.web.server import HttpServer, TlsFiles
 from stormline.wire import plan as wire_plan
 from stormline.wire import strictjson, tokens
 from stormline.wire.jws import SigningKey
-from stormline.wire.plan import PlanRequest
+from stormline.wire.plan import Endpoint, PlanRequest
 
 _log = logging.getLogger("stormline.dispatch")
 
@@ -111,7 +115,15 @@ class DispatchService:
     One instance serves any number of listeners of one event loop.
     """
 
-    def __init__(self, config: DispatchConfig, *, clock: Clock, rng: Rng, source: RulesSource | None = None) -> None:
+    def __init__(
+        self,
+        config: DispatchConfig,
+        *,
+        clock: Clock,
+        rng: Rng,
+        source: RulesSource | None = None,
+        standing: planner.Standing | None = None,
+    ) -> None:
         self._config = config
         self.source = source or HeldRules(config.rules)
         self._clock = clock
@@ -122,17 +134,27 @@ class DispatchService:
         self._token_keys = {self._token_key.kid: self._token_key.key.public_key()}
         self._geo = GeoDatabases(config.geo) if config.geo else None
         locate = self._geo.find if self._geo is not None else None
-        self._signer = PlanSigner(self._plan_key, others=self._more_plan_keys, locate=locate)
+        self._signer = PlanSigner(self._plan_key, others=self._more_plan_keys, standing=standing, locate=locate)
         self._enrolments = RateLimiter(
             rate_per_s=config.enrol_rate_per_s, burst=config.enrol_burst, keys_max=limits_platform.ENROL_ADDRESSES_MAX
         )
         self._admin_key = config.admin_key.reveal().encode("ascii")
         self._reading: set[asyncio.Timeout] = set()
         self._stopping = False
+        self.doh = Doh(
+            config.doh, self.source.current, clock=clock, rng=rng, standing=self._signer.standing, order=self._order
+        )
+        """Answers DNS over HTTPS."""
 
     @property
     def _rules(self) -> RuleSet:
         return self.source.current()
+
+    def _order(self, endpoints: tuple[Endpoint, ...], client: ClientNetwork) -> tuple[Endpoint, ...]:
+        """Put endpoints in the order that is best for a client of whom DNS tells the network."""
+        near = self._signer.nearest(self._rules)
+        address, _, bits = client.network.partition("/")
+        return near.order(endpoints, near.place(address, prefix=int(bits) if bits else None))
 
     def app(self, *, trusted: bool) -> Starlette:
         """Make the ASGI application of one listener.
@@ -169,6 +191,7 @@ class DispatchService:
     def stop_reading(self) -> None:
         """End the wait for bodies that are still coming, so that a stop is not held up by a slow peer."""
         self._stopping = True
+        self.doh.stop_reading()
         for timeout in self._reading:
             if not timeout.expired():
                 timeout.reschedule(0.0)
@@ -403,32 +426,6 @@ def _check_tls(tls: TlsFiles) -> None:
         raise errors.ConfigError(f"dispatch: cannot use {tls.certificate} with key {tls.key}: {error}") from error
 
 
-def _join_unit(service: DispatchService, unit: str, connect: Callable[[], Awaitable[Engine]]) -> asyncio.Task[None]:
-    """Have the centre take part in its unit for as long as the task lives."""
-    link = UnitLink(unit, rules=service.source.current(), answer=service.answer_engine)
-    end_telling = service.source.on_change(link.changed)
-    task = asyncio.create_task(link.run(connect), name="dispatch unit")
-    task.add_done_callback(lambda done: end_telling())
-    return task
-
-
-async def _end(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-async def _wait(stop: asyncio.Event, task: asyncio.Task[None] | None) -> None:
-    """Wait for the order to stop, or for the death of a task that must live."""
-    stopped = asyncio.create_task(stop.wait(), name="dispatch stop")
-    try:
-        await asyncio.wait([stopped, *([task] if task is not None else [])], return_when=asyncio.FIRST_COMPLETED)
-        if task is not None and task.done() and not stopped.done():
-            raise errors.PlatformError(f"dispatch: {task.get_name()} died: {task.exception()!r}") from task.exception()
-    finally:
-        stopped.cancel()
-
-
 async def run(
     config: DispatchConfig,
     *,
@@ -459,34 +456,37 @@ async def run(
 
     Cancellation stops it as `stop` does.
     """
-    service = DispatchService(config, clock=clock, rng=rng, source=source)
+    source = source or HeldRules(config.rules)
+    beside = Beside(source, config.health, rng)
+    service = DispatchService(config, clock=clock, rng=rng, source=source, standing=beside.monitor)
     if config.tls is not None:
         _check_tls(config.tls)
     servers: list[HttpServer] = []
-    member: asyncio.Task[None] | None = None
 
     def listen(port: int, what: str, tls: TlsFiles | None, *, trusted: bool) -> None:
         # Starlette and uvicorn describe the same ASGI callable by types that do not match.
         app = cast("Any", service.app(trusted=trusted))
+        app = service.doh.in_front(app) if trusted else app
         servers.append(HttpServer(app, host=config.host, port=port, what=what, tls=tls))
 
     try:
         listen(config.port, "dispatch", config.tls, trusted=True)
         if config.plain_port is not None:
             listen(config.plain_port, "dispatch (plain)", None, trusted=False)
+        service.doh.listens(servers[0].address)
         for server in servers:
             await server.start()
         if len(servers) > 1 and plain_started is not None:
             plain_started(servers[1].address)
         for server in servers:
             _log.info("dispatch answers on %s", server.address)
-        if connect is not None:
-            member = _join_unit(service, config.unit, connect)
+        beside.begin(config.unit, service.answer_engine, connect)
         started(servers[0].address)
-        await _wait(stop, member)
+        await beside.wait(stop)
     finally:
         service.stop_reading()
-        stops: list[Awaitable[None]] = [_end(member), *(server.stop() for server in servers)]
+        stops: list[Awaitable[None]] = [beside.end(), *(server.stop() for server in servers)]
         await asyncio.gather(*stops)
         service.close()
+        await service.doh.close()
     _log.info("dispatch stopped")

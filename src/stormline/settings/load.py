@@ -18,6 +18,7 @@ import msgspec
 
 from stormline.core import errors, ids
 from stormline.core import limits_platform as limits
+from stormline.core.values import Address, parse_address
 from stormline.settings.model import Ports, Section, Settings
 
 PREFIX: Final = "STORMLINE_"
@@ -244,6 +245,30 @@ def _check_upstreams(value: dict[str, str]) -> None:
         _check_url(url, frozenset({"http", "https"}))
 
 
+def dns_servers(value: str) -> tuple[Address, ...]:
+    """Read `dns.upstream`.
+
+    Raises:
+        ValueError: one of them is neither an IP address nor one with a port.
+    """
+    return tuple(_dns_server(each.strip()) for each in value.split(",") if each.strip())
+
+
+def _dns_server(text: str) -> Address:
+    try:
+        return Address(str(ipaddress.ip_address(text)), 53)
+    except ValueError:
+        address = parse_address(text)
+    if not (address.is_ip and address.port):
+        raise ValueError(text)
+    return address
+
+
+def _check_dns_upstream(value: str) -> None:
+    if len(dns_servers(value)) > limits.FORWARD_SERVERS_MAX:
+        raise ValueError(value)
+
+
 def _check_unit(value: str) -> None:
     ids.check_label(value, "unit")
 
@@ -255,6 +280,7 @@ _CHECKS: Final[dict[str, Callable[[Any], None]]] = {
     "app": _check_unit,
     "nats.url": _check_nats_url,
     "api.upstreams": _check_upstreams,
+    "dns.upstream": _check_dns_upstream,
 }
 _LABEL = "1 to 32 of a-z, 0-9 and inner '-'"
 _EXPECTED: Final[dict[str, str]] = {
@@ -265,6 +291,7 @@ _EXPECTED: Final[dict[str, str]] = {
     "log_level": "debug, info, warning or error",
     "nats.url": "nats://host:port (several with commas), without user and password, which have their own keys",
     "api.upstreams": 'host names with http(s)://ip:port, such as {"shop.demo" = "http://127.0.0.1:8707"}',
+    "dns.upstream": f"1 to {limits.FORWARD_SERVERS_MAX} of ip or ip:port, with commas",
     **{f"ports.{field.name}": "a port, 0 to 65535 (0: a free one)" for field in msgspec.structs.fields(Ports)},
 }
 _SECRET: Final = frozenset({"nats.core_password", "nats.biz_password", "nats.url"})

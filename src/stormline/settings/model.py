@@ -72,6 +72,17 @@ class Api(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     upstreams: dict[str, str] = {}
 
 
+class Dns(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names answered by the scheduling centre over HTTPS.
+
+    Attributes:
+        upstream: DNS servers asked about names that the rules do not know, `ip` or `ip:port`, several with commas;
+            empty: such names are refused.
+    """
+
+    upstream: str = ""
+
+
 class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything, resolved.
 
@@ -86,6 +97,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ports: where each part listens.
         nats: an external engine.
         api: the API application gateway.
+        dns: names answered by the scheduling centre.
     """
 
     state: str
@@ -97,6 +109,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ports: Ports = Ports()
     nats: Nats = Nats()
     api: Api = Api()
+    dns: Dns = Dns()
 
     @property
     def advertised(self) -> str:

@@ -15,20 +15,29 @@ from stormline.core.errors import RemoteProtocolError
 
 
 class RecordType(enum.IntEnum):
-    """Types of records that are read."""
+    """Types of records that are read or written."""
 
     A = 1
     CNAME = 5
     SOA = 6
+    HINFO = 13
     AAAA = 28
+    OPT = 41
+    SVCB = 64
+    HTTPS = 65
+    ANY = 255
 
 
 class Rcode(enum.IntEnum):
-    """Outcomes that are told apart (RFC 1035 section 4.1.1); any other is a failure of the server."""
+    """Outcomes that are told apart or given (RFC 1035 section 4.1.1, RFC 6891 section 9)."""
 
     NOERROR = 0
+    FORMERR = 1
     SERVFAIL = 2
     NXDOMAIN = 3
+    NOTIMP = 4
+    REFUSED = 5
+    BADVERS = 16
 
 
 class Reply(NamedTuple):
@@ -61,7 +70,8 @@ _TTL_S_MAX: Final = 0x7FFF_FFFF
 _POINTERS_MAX: Final = 32
 """Pointers in one name: who compresses well needs one or two."""
 
-_Name = tuple[bytes, ...]
+Name = tuple[bytes, ...]
+"""Labels of a name, without the root's."""
 
 
 def question(name: str, kind: RecordType) -> bytes:
@@ -70,7 +80,7 @@ def question(name: str, kind: RecordType) -> bytes:
     Raises:
         ValueError: `name` cannot be a name in DNS: not ASCII, an empty or overlong label, more than 255 bytes.
     """
-    labels = _labels(name)
+    labels = labels_of(name)
     head = _HEADER.pack(0, _RD, 1, 0, 0, 0)
     return b"".join((head, *(bytes((len(each),)) + each for each in labels), b"\0", _QUESTION.pack(kind, _CLASS_IN)))
 
@@ -85,7 +95,7 @@ def parse_reply(data: bytes, name: str, kind: RecordType) -> Reply:
         RemoteProtocolError: not a DNS message, cut short, or not the answer to this question.
         ValueError: `name` cannot be a name in DNS.
     """
-    asked = _labels(name.lower())
+    asked = labels_of(name.lower())
     if not _HEADER.size <= len(data) <= limits_names.DNS_MESSAGE_BYTES_MAX:
         raise RemoteProtocolError(f"a DNS message of {len(data)} bytes")
     ident, flags, questions, answers, authorities, _ = _HEADER.unpack_from(data)
@@ -98,7 +108,7 @@ def parse_reply(data: bytes, name: str, kind: RecordType) -> Reply:
         return Reply(rcode, (), 0)  # a server that could not even read the question
     if questions != 1:
         raise RemoteProtocolError(f"a DNS answer with {questions} questions")
-    shown, at = _read_name(data, _HEADER.size)
+    shown, at = read_name(data, _HEADER.size)
     if len(data) < at + _QUESTION.size or _QUESTION.unpack_from(data, at) != (kind, _CLASS_IN) or shown != asked:
         raise RemoteProtocolError("a DNS answer to another question")
     if answers + authorities > limits_names.DNS_RECORDS_MAX:
@@ -118,14 +128,14 @@ class _Records:
 
     def __init__(self, kind: RecordType) -> None:
         self._kind = kind
-        self._aliases: dict[_Name, tuple[_Name, int]] = {}
-        self._addresses: dict[_Name, list[tuple[str, int]]] = {}
+        self._aliases: dict[Name, tuple[Name, int]] = {}
+        self._addresses: dict[Name, list[tuple[str, int]]] = {}
         self.absent_ttl_s = 0
 
     def read(self, data: bytes, at: int, count: int) -> int:
         """Read `count` records from `at`; give where they end."""
         for _ in range(count):
-            owner, at = _read_name(data, at)
+            owner, at = read_name(data, at)
             if len(data) < at + _RECORD.size:
                 raise RemoteProtocolError("a DNS record is cut short")
             kind, of_class, ttl_s, size = _RECORD.unpack_from(data, at)
@@ -138,9 +148,9 @@ class _Records:
             at += size
         return at
 
-    def _take(self, data: bytes, owner: _Name, kind: int, ttl_s: int, at: int, size: int) -> None:
+    def _take(self, data: bytes, owner: Name, kind: int, ttl_s: int, at: int, size: int) -> None:
         if kind == RecordType.CNAME:
-            target, end = _read_name(data, at)
+            target, end = read_name(data, at)
             if end != at + size:
                 raise RemoteProtocolError("a DNS alias is longer or shorter than its record")
             self._aliases.setdefault(owner, (target, ttl_s))
@@ -150,14 +160,14 @@ class _Records:
             address = str(ipaddress.ip_address(data[at : at + size]))
             self._addresses.setdefault(owner, []).append((address, ttl_s))
         elif kind == RecordType.SOA:
-            _, middle = _read_name(data, at)
-            _, numbers = _read_name(data, middle)
+            _, middle = read_name(data, at)
+            _, numbers = read_name(data, middle)
             if numbers + 20 != at + size:
                 raise RemoteProtocolError("a DNS record of authority of a wrong length")
             minimum = int.from_bytes(data[numbers + 16 : numbers + 20])
             self.absent_ttl_s = min(ttl_s, minimum if minimum <= _TTL_S_MAX else 0)
 
-    def follow(self, name: _Name) -> tuple[tuple[str, ...], int]:
+    def follow(self, name: Name) -> tuple[tuple[str, ...], int]:
         """Give the addresses of a name over its aliases, and how long that holds."""
         ttl_s = _TTL_S_MAX
         for _ in range(limits_names.DNS_ALIASES_MAX + 1):
@@ -173,7 +183,12 @@ class _Records:
         return (), 0
 
 
-def _labels(name: str) -> _Name:
+def labels_of(name: str) -> Name:
+    """Give the labels of a name in text form.
+
+    Raises:
+        ValueError: it cannot be a name in DNS.
+    """
     text = name.removesuffix(".")
     if not text.isascii() or not 0 < len(text) <= limits.HOST_CHARS_MAX:
         raise ValueError(f"{name[:80]!r} is no name for DNS")
@@ -183,10 +198,13 @@ def _labels(name: str) -> _Name:
     return labels
 
 
-def _read_name(data: bytes, at: int) -> tuple[_Name, int]:
+def read_name(data: bytes, at: int) -> tuple[Name, int]:
     """Read a name, in lower case, and give where it ends.
 
     A pointer leads to a place before the piece of name it stands in (RFC 1035 section 4.1.4), so every name ends.
+
+    Raises:
+        RemoteProtocolError: no name, cut short, too long, or it points ahead of itself.
     """
     labels: list[bytes] = []
     size = 1
