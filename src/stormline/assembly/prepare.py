@@ -84,6 +84,7 @@ def prepare(
         dispatch_keys=resolved.plan_keys,
         ca_pem=ca.ca_pem,
         preload=(SHOP_HOST,) if demo and "gateway" in running else (),
+        centres=(wire_bundle.Centre(host=settings.advertised, port=settings.ports.dispatch, unit=settings.unit),),
     )
     return Prepared(resolved, admin, bundle)
 

@@ -27,6 +27,8 @@ async def post(
     body: bytes,
     timeout_s: float,
     size_max: int,
+    secure: bool = True,
+    addresses: tuple[Address, ...] | None = None,
 ) -> Answer:
     """POST `body` to `https://server_name/path` at `address`.
 
@@ -39,21 +41,26 @@ async def post(
         body: what to send.
         timeout_s: for all of it.
         size_max: longest body accepted.
+        secure: False for clear HTTP; what is sent and what comes may then be read and changed by anybody.
+        addresses: where to connect instead, of a name that was looked up.
 
     Raises:
         TransportError: no whole answer came in time, or it was longer than `size_max`.
     """
     request = HttpRequest(
         method="POST",
-        scheme="https",
-        host=server_name if address.is_ip else address.host,
+        scheme="https" if secure else "http",
+        host=server_name if address.is_ip or addresses else address.host,
         port=address.port,
         target=path.encode("ascii"),
         headers=headers,
         body=body,
     )
     response = await pool.request(
-        request, deadline_s=timeout_s, addresses=(address,) if address.is_ip else None, server_name=server_name
+        request,
+        deadline_s=timeout_s,
+        addresses=addresses or ((address,) if address.is_ip else None),
+        server_name=server_name if secure else None,
     )
     try:
         gathered = bytearray()

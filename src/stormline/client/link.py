@@ -42,6 +42,10 @@ class LinkListener(Protocol):
         """A push came; `link.ack(push.seq)` confirms it."""
         ...
 
+    def link_notice(self, link: "Link", notice: e.NoticeReceived) -> None:
+        """The plan has changed, says the gateway."""
+        ...
+
     def link_call(self, link: "Link", call: e.CallReceived) -> None:
         """The server calls this device."""
         ...
@@ -492,6 +496,8 @@ class Link:
                 self._call_ended()
             case e.PushReceived():
                 self._listener.link_push(self, event)
+            case e.NoticeReceived():
+                self._listener.link_notice(self, event)
             case e.CallReceived():
                 self._listener.link_call(self, event)
             case e.CallCancelled():

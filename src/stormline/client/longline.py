@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
 from stormline.client.config import Config
@@ -86,6 +86,8 @@ class LongLine:
         self.woke: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self.listener: LineListener | None = None
         self.last_refusal: errors.RefusedError | None = None
+        scheduling.through = self.ask
+        scheduling.line_stands = self._is_welcomed
 
     @property
     def stopped(self) -> bool:
@@ -107,6 +109,11 @@ class LongLine:
     def link(self) -> Link | None:
         """The link that takes calls, None where there is none."""
         return self._link if self._link is not None and self._link.standing else None
+
+    def _is_welcomed(self) -> bool:
+        # Told by notices and asked for plans is one capability: a gateway that does not have it knows no gate for them.
+        link = self.link
+        return link is not None and link.welcome is not None and messages.PLAN in link.machine.capabilities
 
     async def get(self, on_stage: OnStage = lambda stage: None) -> tuple[Link, bool]:
         """Give a link with room for a call and whether it stood before; opens one where none does.
@@ -174,6 +181,36 @@ class LongLine:
             raise errors.WriteError(str(error), phase=phase, maybe_delivered=False) from error
         return call, stood
 
+    async def ask(self, body: bytes) -> bytes:
+        """Ask dispatch through the link that stands; opens none. Safe to cancel.
+
+        Args:
+            body: a `PlanRequest` as JSON.
+
+        Raises:
+            TransportError: no link, or it went away.
+            CallError: the gateway or dispatch said no.
+        """
+        link = self.link
+        if link is None or link.welcome is None:
+            raise errors.ConnectError("no long connection stands", phase=Phase.CONNECT, maybe_delivered=False)
+        small = len(body) <= limits.CHUNK_BYTES_MAX
+        call = link.call("dispatch", "plan", body=body if small else b"", more=not small)
+        try:
+            if not small:
+                call.start_body(_once(body))
+            reply = await call.reply()
+            gathered = bytearray()
+            while chunk := await call.read():
+                gathered += chunk
+                if len(gathered) > limits.PLAN_BYTES_MAX:
+                    raise errors.AnswerRejected("too-large", f"more than {limits.PLAN_BYTES_MAX} bytes")
+            if reply.status not in (0, 200):
+                raise errors.AnswerRejected("refused", f"status {reply.status} through the gateway")
+            return bytes(gathered)
+        finally:
+            call.cancel()
+
     def _opened(self, task: asyncio.Task[Link]) -> None:
         self._opening = None
         if not task.cancelled():
@@ -238,6 +275,7 @@ class LongLine:
                     token=token,
                     network=self._config.network,
                     client=self._client_name,
+                    capabilities=(messages.PLAN,),
                 )
             )
         except errors.LocalProtocolError as error:
@@ -316,6 +354,7 @@ class LongLine:
         self._suspects.clear()
         self.last_refusal = None
         self._renewed = False
+        self._scheduling.unit = welcome.unit or self._scheduling.unit
         if self.listener is not None:
             self.listener.line_welcomed(link, welcome)
 
@@ -323,6 +362,10 @@ class LongLine:
         """See `LinkListener`. Without a listener the push stays unacknowledged, so its sender knows."""
         if self.listener is not None:
             self.listener.line_push(link, push)
+
+    def link_notice(self, link: Link, notice: e.NoticeReceived) -> None:
+        """See `LinkListener`."""
+        self._scheduling.notice(notice.version, notice.hosts)
 
     def link_call(self, link: Link, call: e.CallReceived) -> None:
         """See `LinkListener`."""
@@ -421,3 +464,7 @@ class LongLine:
         links = [*self._leaving, *([self._link] if self._link is not None else [])]
         self._link = None
         await asyncio.gather(*(link.close() for link in links))
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body

@@ -59,6 +59,7 @@ class NameService:
         self._network = network
         self._wall_s = wall_s
         self._file = file
+        self._doh = doh
         self._sources = Sources(
             system,
             doh,
@@ -122,6 +123,17 @@ class NameService:
         self._flush(key, on_note)
         on_note(self._story(key, waited_s=self._loop.time() - began_at, known=before is not None))
         return found
+
+    async def by_doh(self, host: str, port: int) -> tuple[Address, ...]:
+        """Ask DNS over HTTPS alone, past what is remembered and what the system says; of a platform's own names.
+
+        Raises:
+            OSError: it has no answer, or there is none to be asked.
+        """
+        if self._doh is None:
+            raise OSError(f"{host}: there is no DNS over HTTPS")
+        found = await self._doh.ask(host)
+        return tuple(Address(each, port) for each in found.addresses)
 
     async def prefetch(self, hosts: Iterable[str]) -> dict[str, bool]:
         """Find names before they are needed, all at once; gives which have an address."""

@@ -353,7 +353,16 @@ class Runtime:
             trust.roles_context(bundle.ca_pem, long_alpn) if bundle.ca_pem else trust.foreign_context(long_alpn)
         )
         self._roles_pool = HttpPool(self._dialer(context, roles=True), self.clock)
-        self.scheduling = Scheduling(config, bundle, self._roles_pool, self.clock, self._store)
+        self.scheduling = Scheduling(
+            config,
+            bundle,
+            self._roles_pool,
+            self.clock,
+            self._store,
+            rng=self.rng,
+            doh=self.names.by_doh if self.names is not None and config.doh else None,
+            names=self._resolver.resolve,
+        )
         long_dialer = self._dialer(long_context, roles=True)
         self.longline = LongLine(config, app, self.scheduling, long_dialer, self.rng, CLIENT_NAME)
         self.longline.woke = self.counting.woke
@@ -564,6 +573,8 @@ class Runtime:
                 pool.leave(gone)
                 if doubt:
                     pool.doubt()
+        if self.scheduling is not None and doubt:
+            self.scheduling.network_changed()
         if self.longline is not None:
             self.longline.network_changed(gone, doubt=doubt)
         if doubt:

@@ -4,22 +4,28 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 from stormline.client import fetch
+from stormline.client.acceptance import Acceptance
+from stormline.client.asking import Asker, Lookup, date_of
 from stormline.client.config import Config
 from stormline.client.store import Store
-from stormline.core import errors, limits, limits_platform
-from stormline.core.clock import Clock
+from stormline.core import errors, limits, limits_network, limits_platform
+from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.outbound.pool import HttpPool
-from stormline.wire import hostname, jws, plan
+from stormline.policy.asking import Rung, Way
+from stormline.wire import hostname, plan
 from stormline.wire.bundle import Bundle
 from stormline.wire.plan import HostPlan, Plan
 
 _log = logging.getLogger("stormline.client")
+Through = Callable[[bytes], Awaitable[bytes]]
+"""Asks a question through the long connection: JSON of a `PlanRequest` -> signed plan. Raises StormlineError."""
 
 
 class _Enrolled(msgspec.Struct):
@@ -38,58 +44,70 @@ class _RefusalBody(msgspec.Struct):
 
 
 class Scheduling:
-    """The client's side of dispatch for one bundle.
+    """The client's side of dispatch for one bundle: whom to ask is `asking`'s, what to believe `acceptance`'s.
 
     Identical questions in flight are joined; an answer serves until it expires, measured on the monotonic clock, so
     a step of the wall clock neither ages nor refreshes it. After an outage dispatch is left alone for
-    `limits.PLAN_RETRY_S`; a plan that has expired meanwhile still serves (`stale`).
+    `limits.PLAN_RETRY_S` and longer from failure to failure; a plan that has expired meanwhile still serves (`stale`).
+
+    Attributes:
+        unit: the device's own unit, empty while nobody has told.
+        through: asks through the long connection; None: there is none.
+        line_stands: says whether it stands.
     """
 
-    def __init__(self, config: Config, bundle: Bundle, pool: HttpPool, clock: Clock, store: Store | None) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: Config,
+        bundle: Bundle,
+        pool: HttpPool,
+        clock: Clock,
+        store: Store | None,
+        *,
+        rng: Rng,
+        doh: Lookup | None = None,
+        names: Lookup | None = None,
+    ) -> None:
         self._bundle = bundle
-        self._pool = pool
         self._clock = clock
+        self._rng = rng
         self._store = store
-        self._keys = jws.load_public_keys(bundle.dispatch_keys)
+        self._asker = Asker(bundle, pool, clock, rng, doh=doh, names=names)
+        self._acceptance = Acceptance(bundle, clock, store)
         self._hosts: OrderedDict[str, None] = OrderedDict.fromkeys(bundle.preload)
-        self._plan: Plan | None = None
-        self._fresh_until = 0.0
-        self._refresh_at = 0.0
         self._not_before = 0.0
+        self._failures = 0
         self._last_error: errors.DispatchError | None = None
         self._asking: asyncio.Task[None] | None = None
         self._asking_next: asyncio.Task[None] | None = None
+        self._notice_timer: asyncio.TimerHandle | None = None
+        self._notice_at = 0.0
         self._token = config.token.reveal() if config.token is not None else bundle.token
         self._token_given = bool(self._token)
         self._enrolling: asyncio.Task[str] | None = None
+        self.unit = ""
+        self.through: Through | None = None
+        self.line_stands: Callable[[], bool] = lambda: False
         if store is not None:
             self._restore(store)
 
     def _restore(self, store: Store) -> None:
         if not self._token:
             self._token = store.load_token()
-        signed = store.load_plan()
-        if signed:
-            try:
-                restored = self._accept(signed, hosts=())
-            except errors.AnswerRejected as error:
-                _log.info("stored plan not used: %s", error)
-            else:
-                # Part of its life was spent while we did not run, by the only clock that ran meanwhile.
-                left = max(0.0, restored.expires_at - self._clock.wall())
-                self._fresh_until = min(self._fresh_until, self._clock.monotonic() + left)
-                self._hosts.update(dict.fromkeys(list(restored.hosts)[: limits.PLAN_HOSTS_MAX]))
+        restored = self._acceptance.restore()
+        if restored is not None:
+            self.unit = restored.unit
+            self._hosts.update(dict.fromkeys(list(restored.hosts)[: limits.PLAN_HOSTS_MAX]))
 
     @property
     def plan(self) -> Plan | None:
         """The plan held, fresh or stale."""
-        return self._plan
+        return self._acceptance.plan
 
     @property
     def stale(self) -> bool:
         """True where the plan held has expired."""
-        return self._clock.monotonic() >= self._fresh_until
+        return not self._acceptance.fresh
 
     @property
     def last_error(self) -> errors.DispatchError | None:
@@ -112,15 +130,47 @@ class Scheduling:
         if Address(host, 0).is_ip:
             return None
         now = self._clock.monotonic()
-        known = self._plan is not None and (host in self._plan.hosts or host in self._plan.unknown)
-        if known and now < self._fresh_until:
-            if now >= self._refresh_at and now >= self._not_before:
+        held = self._acceptance.plan
+        known = held is not None and (host in held.hosts or host in held.unknown)
+        if known and self._acceptance.fresh:
+            if self._acceptance.due and now >= self._not_before:
                 self._ask(host)
         elif now >= self._not_before or (not known and self._last_error is None):
             task = self._ask(host)
             if not known or self._last_error is None:  # else: there is an outage, and the stale word serves meanwhile
-                await asyncio.wait({task}, timeout=min(wait_s, limits.PLAN_WAIT_S))
-        return self._plan.hosts.get(host) if self._plan is not None else None
+                longest_s = limits_network.PLAN_STALE_WAIT_S if known else limits.PLAN_WAIT_S
+                await asyncio.wait({task}, timeout=min(wait_s, longest_s))
+        held = self._acceptance.plan
+        return held.hosts.get(host) if held is not None else None
+
+    def notice(self, version: int, hosts: tuple[str, ...] = ()) -> None:
+        """The plan has changed, says the long connection: ask, through it first. A hint only; it proves nothing.
+
+        At most one question in `limits_network.NOTICE_PAUSE_S` comes of notices, and none before the pause after a
+        failed one is over.
+
+        Args:
+            version: newest version that there is.
+            hosts: hosts whose plan changed; empty where any may have.
+        """
+        held = self._acceptance.plan
+        if not any(host in self._hosts for host in hosts) and (hosts or (held and held.version >= version)):
+            return
+        self._acceptance.make_due()
+        if self._notice_timer is None:
+            now = self._clock.monotonic()
+            at = max(now, self._notice_at, self._not_before)
+            self._notice_at = at + limits_network.NOTICE_PAUSE_S
+            self._notice_timer = asyncio.get_running_loop().call_later(at - now, self._ask_noticed)
+
+    def _ask_noticed(self) -> None:
+        self._notice_timer = None
+        self._start(again=True)
+
+    def network_changed(self) -> None:
+        """What failed on another network may work on this one."""
+        self._asker.centres.reset()
+        self._not_before, self._failures = 0.0, 0
 
     def _ask(self, host: str) -> asyncio.Task[None]:
         """Give the question that will answer for `host`: the one in flight, or one that follows it."""
@@ -129,11 +179,15 @@ class Scheduling:
         self._hosts.move_to_end(host)
         while len(self._hosts) > limits.PLAN_HOSTS_MAX:
             self._hosts.popitem(last=False)
+        return self._start(again=fresh_host)
+
+    def _start(self, *, again: bool) -> asyncio.Task[None]:
+        """Give the question under way; or where `again`, one that begins after this moment."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_once(), name="stormline ask dispatch")
         elif self._asking_next is not None:
             return self._asking_next
-        elif fresh_host:
+        elif again:
             self._asking_next = asyncio.create_task(self._ask_after(self._asking), name="stormline ask dispatch next")
             return self._asking_next
         return self._asking
@@ -148,55 +202,57 @@ class Scheduling:
             await self.refresh()
         except errors.DispatchError as error:
             self._last_error = error
-            self._not_before = self._clock.monotonic() + limits.PLAN_RETRY_S
+            pause_s = min(limits.PLAN_RETRY_S * 2.0 ** min(self._failures, 16), limits_network.PLAN_RETRY_S_MAX)
+            self._failures += 1
+            self._not_before = self._clock.monotonic() + pause_s * (0.75 + 0.25 * self._rng.random())
             _log.warning("%s", error)
 
     async def refresh(self) -> Plan:
-        """Ask dispatch now, at each of its addresses in turn until one gives an answer that may be trusted.
+        """Ask dispatch now, down the ladder until one way gives an answer that may be trusted.
 
         Raises:
-            AnswerRejected: an answer came, and none may be trusted.
-            DispatchUnreachable: no address answered.
+            AnswerRejected: answers came, and none may be trusted.
+            DispatchUnreachable: nobody answered.
         """
         hosts = tuple(self._hosts)
-        version = self._plan.version if self._plan is not None else 0
-        body = msgspec.json.encode(plan.PlanRequest(app=self._bundle.app, hosts=hosts, version=version))
-        rejected: errors.AnswerRejected | None = None
-        failures = []
-        for address in self._bundle.addresses():
-            try:
-                answer = await self._post(address, "/v1/plan", body, limits.PLAN_BYTES_MAX)
-                if answer.status != 200:
-                    raise errors.AnswerRejected("refused", _refusal(answer))
-                accepted = self._accept(answer.body, hosts)
-            except errors.AnswerRejected as error:
-                rejected = error
-                failures.append(f"{address}: {error}")
-            except errors.TransportError as error:
-                failures.append(f"{address}: {error}")
-            else:
-                self._last_error = None
-                if self._store is not None:
-                    self._store.save_plan(answer.body.decode("ascii", "replace"))
-                return accepted
-        if rejected is not None:
-            raise rejected
-        raise errors.DispatchUnreachable(f"dispatch cannot be reached: {'; '.join(failures)}")
-
-    def _accept(self, signed: str | bytes, hosts: tuple[str, ...]) -> Plan:
-        accepted = plan.verify(
-            signed,
-            keys=self._keys,
+        held = self._acceptance.plan
+        version = held.version if held is not None else 0
+        question = plan.PlanRequest(
             app=self._bundle.app,
             hosts=hosts,
-            version_min=self._plan.version if self._plan is not None else 0,
-            wall=self._clock.wall(),
+            version=version,
+            held=held.digest if held is not None else "",
+            kids=self._acceptance.kids,
         )
-        # Life by the centre's own clock, spent on our monotonic one: a wrong wall clock here does not matter.
-        life = min(limits.PLAN_LIFE_S, max(0.0, accepted.expires_at - accepted.issued_at))
-        now = self._clock.monotonic()
-        self._plan, self._fresh_until, self._refresh_at = accepted, now + life, now + 0.75 * life
+        body = msgspec.json.encode(question)
+
+        async def one(way: Way) -> Plan:
+            return await self._ask_way(way, body, hosts)
+
+        accepted = await self._asker.ask(self._ways(), one)
+        self._last_error = None
+        self._not_before, self._failures = 0.0, 0
+        self.unit = self.unit or accepted.unit
         return accepted
+
+    def _ways(self) -> list[Way]:
+        return self._asker.ways(self._acceptance.plan, self.unit, line=self.through is not None and self.line_stands())
+
+    async def _ask_way(self, way: Way, body: bytes, hosts: tuple[str, ...]) -> Plan:
+        if way.rung is Rung.LINE:
+            if self.through is None:
+                raise errors.DispatchUnreachable("there is no long connection")
+            async with asyncio.timeout(limits_platform.DISPATCH_TRY_S):
+                return self._acceptance.take(await self.through(body), hosts)
+        answer = await self._asker.post(way, "/v1/plan", body)
+        if answer.status != 200:
+            raise errors.AnswerRejected("refused", _refusal(answer))
+        return self._acceptance.take(
+            answer.body,
+            hosts,
+            source="" if way.secure else way.host,
+            server_wall=date_of(answer) if way.secure else None,
+        )
 
     async def token(self) -> str:
         """Give the device token, enrolling this device first where it has none.
@@ -222,34 +278,23 @@ class Scheduling:
     async def _enrol(self) -> str:
         body = msgspec.json.encode({"app": self._bundle.app})
         failures = []
-        for address in self._bundle.addresses():
+        # One after the other, over TLS alone: the answer holds a secret, and two at once would be two devices.
+        for way in self._asker.centres.plan(way for way in self._ways() if way.host and way.secure):
             try:
-                answer = await self._post(address, "/v1/devices", body, limits.PLAN_BYTES_MAX)
+                answer = await self._asker.post(way, "/v1/devices", body)
                 if answer.status not in (200, 201):
                     raise errors.AnswerRejected("refused", _refusal(answer))
                 token = msgspec.json.decode(answer.body, type=_Enrolled).token
-            except (errors.TransportError, errors.AnswerRejected) as error:
-                failures.append(f"{address}: {error}")
+            except (errors.TransportError, errors.AnswerRejected, OSError) as error:
+                failures.append(f"{way}: {error}")
             except (msgspec.MsgspecError, UnicodeDecodeError):  # its text may quote the answer, which holds the token
-                failures.append(f"{address}: its answer is malformed")
+                failures.append(f"{way}: its answer is malformed")
             else:
                 self._token = token
                 if self._store is not None:
                     self._store.save_token(token)
                 return token
         raise errors.DispatchUnreachable(f"this device cannot be enrolled: {'; '.join(failures)}")
-
-    async def _post(self, address: Address, path: str, body: bytes, size_max: int) -> fetch.Answer:
-        return await fetch.post(
-            self._pool,
-            address=address,
-            server_name=self._bundle.dispatch_name,
-            path=path,
-            headers=((b"content-type", b"application/json"),),
-            body=body,
-            timeout_s=limits_platform.DISPATCH_TRY_S,
-            size_max=size_max,
-        )
 
     async def aclose(self) -> None:
         """End what is in flight."""
@@ -264,7 +309,10 @@ class Scheduling:
         tasks = [task for task in (self._asking, self._asking_next, self._enrolling) if task is not None]
         for task in tasks:
             task.cancel()
-        return tasks
+        if self._notice_timer is not None:
+            self._notice_timer.cancel()
+            self._notice_timer = None
+        return [*tasks, *self._asker.cancel()]
 
 
 def _retrieve(task: asyncio.Task[str]) -> None:

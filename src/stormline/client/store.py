@@ -20,6 +20,7 @@ class Store:
         self._folder = folder
         self._token = folder / f"{app}.token"
         self._plan = folder / f"{app}.plan"
+        self._floor = folder / f"{app}.floor"
         self._lock_path = folder / f"{app}.lock"
         self._lock: int | None = None
 
@@ -70,6 +71,15 @@ class Store:
         """Keep a signed plan; best effort."""
         if self.owned:
             self._write(self._plan, signed)
+
+    def load_floor(self) -> str:
+        """Give what is kept of the highest version seen, empty where nothing is."""
+        return self._read(self._floor, limits.TOKEN_BYTES_MAX)
+
+    def save_floor(self, text: str) -> None:
+        """Keep the highest version seen; best effort."""
+        if self.owned:
+            self._write(self._floor, text)
 
     @staticmethod
     def _read(path: Path, size_max: int) -> str:

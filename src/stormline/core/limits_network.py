@@ -86,3 +86,38 @@ SIGNAL_GOOD_DBM: Final = -75
 
 NETWORK_WAYS_MAX: Final = 8
 """Default routes that are looked at for a second way out; more than four are not used (`limits.PATHS_MAX`)."""
+
+# -- asking scheduling centres ----------------------------------------------------------------------------------------
+CENTRES_MAX: Final = 32
+"""Ways to scheduling centres that are considered and remembered: eight centres by TLS and in clear, and names."""
+CENTRE_KEYS_MAX: Final = 8
+"""Keys told by plans that are trusted beside the bundle's: a rotation has two, and the last few stay readable."""
+ASK_BESIDE_MAX: Final = 3
+"""Ways asked at once for one question: a third beside two that are silent. More would make an outage a storm."""
+ASK_STAGGER_S: Final = 0.8
+"""Head start of a way before the next is asked too, while little is known: TCP, TLS and a question are three round
+trips, of which most mobile networks make this. Five silent ones cost 4 s of the 10 s in which people give up."""
+ASK_STAGGER_S_MIN: Final = 0.2
+"""The shortest head start that is learned: a pause of the centre is no reason to ask two."""
+ASK_STAGGER_S_MAX: Final = 1.5
+"""The longest that is learned; below `limits_platform.DISPATCH_TRY_S`, so that a silent one never costs all of it."""
+ASK_STAGGER_QUANTILE: Final = 0.95
+"""Share of the answers that come within the head start: one question in twenty asks twice where all is well."""
+ASK_STAGGER_SAMPLES_MIN: Final = 5
+"""Answers before the head start is learned from them."""
+ASK_TRY_S_MAX: Final = 10.0
+"""The longest wait for an answer that is believed."""
+SNIFF_PAUSE_S: Final = 10.0
+"""A way that failed is left alone for so long where others answer, doubled with each further failure."""
+SNIFF_PAUSE_S_MAX: Final = 900.0
+"""The longest such pause: a centre that is back carries its share again within a quarter of an hour."""
+PLAN_RETRY_S_MAX: Final = 60.0
+"""The longest pause after questions that nobody answered well; it begins at `limits.PLAN_RETRY_S` and doubles."""
+PLAN_STALE_WAIT_S: Final = 1.0
+"""How long a call waits for a newer word where it has an expired one; then the expired one serves."""
+NOTICE_PAUSE_S: Final = 1.0
+"""Between two questions that notices over the long connection led to: a gateway that tells without end costs one
+question a second."""
+CLOCK_WITNESS_S: Final = 300.0
+"""How far apart two centres' answers may be issued to agree on the time: a centre gives a signed answer again for
+`limits_platform.PLAN_REFRESH_S`, and their clocks may differ by `limits.CLOCK_SKEW_S`."""

@@ -137,7 +137,7 @@ class Doh:
             ohttp=config.ohttp,
             ohttp_only=config.ohttp_only,
             standing=standing,
-            order=order,
+            order=order if self._places() else None,
         )
         self._revision = standing.revision if standing is not None else 0
         self._made: OrderedDict[tuple[str, int, ClientNetwork], _Made | None] = OrderedDict()
@@ -278,11 +278,16 @@ class Doh:
         message = dns_server.answer(
             query, made.answer.rcode, made.content, flags=dns_server.AA | self._ra, scope_bits=bits
         )
-        return _Reply(message, made.answer.ttl_s, private=self._order is not None and not bits)
+        return _Reply(message, made.answer.ttl_s, private=self._places() and not bits)
+
+    def _places(self) -> bool:
+        """Say whether answers depend on where the client is; where they do not they are everybody's."""
+        rules = self._rules()
+        return self._order is not None and bool(rules.regions or rules.networks or rules.operators)
 
     def _place(self, query: Query, scope: Scope) -> tuple[ClientNetwork, int]:
         """Say where the client is, and for how many bits of the subnet it told the answer holds."""
-        if self._order is None:
+        if not self._places():
             return ClientNetwork(), 0
         subnet = query.edns.subnet if query.edns is not None else None
         if subnet is not None:
@@ -294,7 +299,7 @@ class Doh:
         rules = self._rules()
         revision = self._standing.revision if self._standing is not None else 0
         if rules is not self._zone.rules or revision != self._revision:
-            self._zone = replace(self._zone, rules=rules)
+            self._zone = replace(self._zone, rules=rules, order=self._order if self._places() else None)
             self._revision = revision
             self._made.clear()
         key = (name, kind, place)

@@ -125,8 +125,10 @@ async def running_world(pki: Pki, *scripts: Script, token: str = "", **rules: An
 
 
 @contextlib.asynccontextmanager
-async def running_dispatch(pki: Pki, rules: RuleSet, **change: Any) -> AsyncIterator[tuple[Address, asyncio.Event]]:
-    """Run the real dispatch service."""
+async def running_dispatch(
+    pki: Pki, rules: RuleSet, *, started_plain: Callable[[Address], None] | None = None, **change: Any
+) -> AsyncIterator[tuple[Address, asyncio.Event]]:
+    """Run the real dispatch service; `started_plain` is told its port of clear HTTP, where it has one."""
     arguments: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": 0,
@@ -145,7 +147,11 @@ async def running_dispatch(pki: Pki, rules: RuleSet, **change: Any) -> AsyncIter
         answering.set()
 
     config = DispatchConfig(**(arguments | change))
-    task = asyncio.create_task(service.run(config, clock=SystemClock(), rng=SystemRng(), started=started, stop=stop))
+    task = asyncio.create_task(
+        service.run(
+            config, clock=SystemClock(), rng=SystemRng(), started=started, stop=stop, plain_started=started_plain
+        )
+    )
     await answering.wait()
     try:
         yield addresses[0], stop

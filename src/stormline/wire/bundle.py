@@ -4,15 +4,35 @@ It holds addresses and public keys only. A bundle for one device may also carry 
 secret as the token.
 """
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from stormline.core import errors, ids, limits
+from stormline.core import errors, ids, limits, limits_network
 from stormline.core.values import Address, parse_address
-from stormline.wire import jws, strictjson
+from stormline.wire import hostname, jws, strictjson
 
 FORMAT: Final = "stormline-bundle/1"
+
+
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+_PortOrNone = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Centre(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One scheduling centre.
+
+    Attributes:
+        host: IP literal; or a name, which is looked up where no address answers.
+        port: HTTPS.
+        unit: unit it belongs to; a client asks those of its own unit first.
+        plain_port: the same plans in clear HTTP, 0 for no such port.
+    """
+
+    host: str
+    port: _Port
+    unit: str = ""
+    plain_port: _PortOrNone = 0
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,6 +47,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ca_pem: certificate authority of the platform's own roles; empty for the system's trust store.
         token: device token, empty where the client enrols itself or the app sets one.
         preload: hosts to ask for at start.
+        centres: scheduling centres with what else is known of them; those of `dispatch` need not be among them.
     """
 
     format: str = FORMAT
@@ -37,6 +58,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ca_pem: str = ""
     token: str = ""
     preload: tuple[str, ...] = ()
+    centres: tuple[Centre, ...] = ()
 
     def addresses(self) -> tuple[Address, ...]:
         """Give the scheduling centres' addresses.
@@ -80,14 +102,18 @@ def decode(data: bytes, *, where: str = "bundle") -> Bundle:
         raise errors.BundleError(f"{where}: not a client bundle: {error}") from error
     if bundle.format != FORMAT:
         raise errors.BundleError(f"{where}: format {bundle.format[:40]!r}, this version reads {FORMAT!r}")
-    if not bundle.dispatch:
+    if not bundle.dispatch and not bundle.centres:
         raise errors.BundleError(f"{where}: it names no dispatch address")
     try:
         bundle.addresses()
         ids.check_label(bundle.app, "app")
+        for centre in bundle.centres[: limits_network.CENTRES_MAX]:
+            hostname.normalise(centre.host)
         jws.load_public_keys(bundle.dispatch_keys)
     except (errors.ConfigError, errors.SignatureError) as error:
         raise errors.BundleError(f"{where}: {error}") from error
+    if len(bundle.centres) > limits_network.CENTRES_MAX:
+        raise errors.BundleError(f"{where}: {len(bundle.centres)} centres, at most {limits_network.CENTRES_MAX}")
     if not bundle.dispatch_keys:
         raise errors.BundleError(f"{where}: it holds no dispatch key, no answer could be trusted")
     return bundle

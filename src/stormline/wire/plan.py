@@ -33,6 +33,8 @@ TYP_UNCHANGED: Final = "stormline-plan-unchanged+jws"
 TYP_HOME: Final = "stormline-home+jws"
 PUSH: Final = "push"
 """The role of gateways for devices that only receive pushes or run in the background, and of such a device."""
+CLEAR_CENTRE: Final = "http"
+"""`carrier` of a centre that is asked in clear HTTP, where its signature alone protects."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]  # integers that every JSON reader keeps exact
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -190,6 +192,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         digest: the centre's name for the content, sent back as `held`.
         base: of a `changes` answer alone: the digest of the plan to which it is to be applied.
         gone: of a `changes` answer alone: hosts of the base of which nothing is said any more.
+        centres: where dispatch can be asked: `h1` over TLS, `CLEAR_CENTRE` in clear HTTP; empty where only the bundle
+            says so.
     """
 
     app: str
@@ -207,6 +211,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str = ""
     base: str = ""
     gone: tuple[str, ...] = ()
+    centres: tuple[Endpoint, ...] = ()
 
 
 class Unchanged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

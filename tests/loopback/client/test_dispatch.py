@@ -274,7 +274,7 @@ class TestStore:
             await client.post(URL, content=b"x")
         modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "store").iterdir()}
         assert set(modes.values()) == {0o600}
-        assert set(modes) == {f"{APP}.token", f"{APP}.plan", f"{APP}.lock", "network.key"}
+        assert set(modes) == {f"{APP}.token", f"{APP}.plan", f"{APP}.floor", f"{APP}.lock", "network.key"}
         assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
 
     async def test_life_spent_while_not_running_counts(self, world, tmp_path):
