@@ -15,7 +15,8 @@ from stormline.assembly.authority import Authority, ensure_authority
 from stormline.core import errors
 from stormline.core import limits_platform as limits
 from stormline.dispatch.beside import Beside
-from stormline.dispatch.health import Drain, Drains, HealthPolicy, Target, Verdict
+from stormline.dispatch.head import Drained
+from stormline.dispatch.health import Drains, HealthPolicy, Target, Verdict
 from stormline.dispatch.probing import HealthConfig, HttpCheck, Monitor, Prober
 from stormline.dispatch.rules import RuleSet, check
 from stormline.dispatch.signer import PlanSigner
@@ -261,14 +262,14 @@ class TestMonitor:
         first, second = (Endpoint(host="127.0.0.1", port=each.port, carrier="h1") for each in (one, two))
         hosts = {NAME: HostPlan(endpoints=(first, second)), "b.test": HostPlan(endpoints=(second,))}
         watched.monitor.watch(RuleSet(version=1, hosts=hosts))
-        drains.put(Drain(host="127.0.0.1", port=one.port))
+        drains.put(Drained(host="127.0.0.1", port=one.port))
         assert watched.told == [frozenset({NAME})]
         assert watched.monitor((first, second)) == (second,)
-        drains.put(Drain(host="127.0.0.1", port=two.port))
+        drains.put(Drained(host="127.0.0.1", port=two.port))
         assert watched.told[1:] == [frozenset({NAME})]
         assert watched.monitor((second,)) == (second,)
-        drains.end(Drain(host="127.0.0.1", port=one.port))
-        drains.end(Drain(host="127.0.0.1", port=two.port))
+        drains.end(Drained(host="127.0.0.1", port=one.port))
+        drains.end(Drained(host="127.0.0.1", port=two.port))
         assert watched.monitor((first, second)) == (first, second)
 
     async def test_no_more_probes_at_once_than_the_bound(self, authority, monkeypatch):

@@ -471,7 +471,12 @@ class TestOther:
 
     async def test_health_names_unit_and_version(self, start: Start) -> None:
         centre = await start()
-        assert (await centre.client.get("/healthz")).json() == {"status": "ok", "unit": "u1", "version": 4}
+        assert (await centre.client.get("/healthz")).json() == {
+            "status": "ok",
+            "unit": "u1",
+            "version": 4,
+            "stale": False,
+        }
 
     async def test_keys_are_a_jwk_set_that_other_software_reads(self, start: Start) -> None:
         centre = await start()

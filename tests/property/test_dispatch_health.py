@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stormline.core import limits_platform as limits
-from stormline.dispatch.health import Drain, Drains, Health, HealthPolicy, Verdict, target_of
+from stormline.dispatch.head import Drained
+from stormline.dispatch.health import Drains, Health, HealthPolicy, Verdict, target_of
 from stormline.dispatch.rules import RuleSet
 from stormline.wire.plan import Endpoint, HostPlan
 
@@ -51,7 +52,7 @@ class Story(RuleBasedStateMachine):
 
     @rule(endpoint=st.sampled_from(ENDPOINTS), whole=st.booleans(), on=st.booleans())
     def drain(self, endpoint: Endpoint, whole: bool, on: bool) -> None:
-        drain = Drain(host=endpoint.host, port=0 if whole else endpoint.port)
+        drain = Drained(host=endpoint.host, port=0 if whole else endpoint.port)
         if on:
             self.drains.put(drain)
         else:

@@ -6,9 +6,9 @@ import pytest
 
 from stormline.core import errors
 from stormline.core import limits_platform as limits
+from stormline.dispatch.head import Drained
 from stormline.dispatch.health import (
     Condition,
-    Drain,
     Drains,
     Health,
     HealthPolicy,
@@ -128,7 +128,7 @@ class TestStanding:
 
     def test_drained_one_is_left_out_although_the_others_are_ill(self) -> None:
         world = World()
-        world.drains.put(Drain(host=E1.host, port=443))
+        world.drains.put(Drained(host=E1.host, port=443))
         for endpoint in (E2, E3, E4):
             world.probe(endpoint, False, 3)
         assert world.health.standing(ALL) == (E2, E3, E4)
@@ -136,7 +136,7 @@ class TestStanding:
     def test_all_drained_gives_one_that_is_well(self) -> None:
         world = World()
         for endpoint in ALL:
-            world.drains.put(Drain(host=endpoint.host))
+            world.drains.put(Drained(host=endpoint.host))
         assert world.health.standing(ALL) == (E1,)
         world.probe(E1, False, 3)
         assert world.health.standing(ALL) == (E2,)
@@ -148,7 +148,7 @@ class TestStanding:
 
 class TestDrains:
     def test_drain_of_one_port_or_of_all(self) -> None:
-        drains = Drains([Drain(host="192.0.2.1", port=443), Drain(host="192.0.2.2")])
+        drains = Drains([Drained(host="192.0.2.1", port=443), Drained(host="192.0.2.2")])
         assert drains.covers("192.0.2.1", 443)
         assert not drains.covers("192.0.2.1", 444)
         assert drains.covers("192.0.2.2", 1)
@@ -156,7 +156,7 @@ class TestDrains:
     def test_drain_changes_the_revision_once_and_tells(self) -> None:
         world, told = World(), []
         world.drains.on_change(told.append)
-        drain = Drain(host=E1.host)
+        drain = Drained(host=E1.host)
         before = world.health.revision
         assert world.drains.put(drain)
         assert not world.drains.put(drain)
@@ -168,8 +168,13 @@ class TestDrains:
         assert world.health.standing(ALL) == ALL
 
     def test_drains_are_bounded_and_checked(self) -> None:
-        drains = Drains(Drain(host=f"h{number}") for number in range(limits.DRAINS_MAX))
-        for bad in (Drain(host="one-more"), Drain(host="x", port=65536), Drain(host="x", port=-1), Drain(host="")):
+        drains = Drains(Drained(host=f"h{number}") for number in range(limits.DRAINS_MAX))
+        for bad in (
+            Drained(host="one-more"),
+            Drained(host="x", port=65536),
+            Drained(host="x", port=-1),
+            Drained(host=""),
+        ):
             with pytest.raises(errors.ConfigError):
                 drains.put(bad)
 
@@ -227,7 +232,7 @@ class TestTargets:
     def test_snapshot_shows_course_and_drain(self) -> None:
         world = World(E1)
         world.probe(E1, False, 3)
-        world.drains.put(Drain(host=E1.host))
+        world.drains.put(Drained(host=E1.host))
         world.now += 10
         (state,) = world.health.snapshot(world.now).targets
         assert (state.address, state.verdict, state.since_s, state.streak, state.reason, state.drained) == (

@@ -5,7 +5,8 @@ STATE/                0700
 ├── stormline.toml    settings, where the operator wrote any
 ├── keys.json         0600, keys of the HTTP APIs; made at first start and kept
 ├── pki/              certificate authority, certificates and signing keys; made at first start and kept
-├── rules.json        what dispatch answers; its version grows with each change
+├── rules.json        what the settings say that dispatch answers; its version grows with each change
+├── rules-held.json   0600, the rules dispatch served last, for when the engine is away
 ├── nats/             the embedded engine's store
 ├── apm/              the analytics store
 ├── logs/             one file per process
@@ -78,8 +79,13 @@ class Layout(NamedTuple):
 
     @property
     def rules(self) -> Path:
-        """What dispatch answers."""
+        """What the settings say that dispatch answers."""
         return self.state / "rules.json"
+
+    @property
+    def rules_held(self) -> Path:
+        """What dispatch served last."""
+        return self.state / "rules-held.json"
 
     @property
     def nats(self) -> Path:

@@ -69,9 +69,11 @@ Service = Callable[[Context], Awaitable[None]]
 
 async def _dispatch(context: Context) -> None:
     from stormline.assembly.prepare import core_engine
-    from stormline.dispatch import rules, service
+    from stormline.dispatch import admin, rules, service
+    from stormline.dispatch.book import Book
     from stormline.dispatch.config import DispatchConfig, KeyFile
     from stormline.dispatch.doh import DohConfig
+    from stormline.dispatch.editor import Editor
     from stormline.dispatch.probing import HealthConfig
     from stormline.dispatch.zone import Resolver
     from stormline.engine.port import Engine
@@ -103,14 +105,26 @@ async def _dispatch(context: Context) -> None:
 
         return await nats.connect(core_engine(settings), rng=context.rng, wait_s=0)
 
-    await service.run(
-        config,
+    book = Book(
+        config.rules,
+        unit=settings.unit,
+        path=place.rules_held,
         clock=context.clock,
         rng=context.rng,
-        started=lambda address: context.started({"dispatch": address}),
-        stop=context.stop,
         connect=connect if settings.nats.url else None,
     )
+    editor = Editor(book, unit=settings.unit, clock=context.clock)
+    async with book.following():
+        await service.run(
+            config,
+            clock=context.clock,
+            rng=context.rng,
+            started=lambda address: context.started({"dispatch": address}),
+            stop=context.stop,
+            source=book,
+            admin=admin.mount(editor, key=context.admin_key),
+            connect=connect if settings.nats.url else None,
+        )
 
 
 async def _apm(context: Context) -> None:

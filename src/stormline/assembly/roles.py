@@ -39,7 +39,7 @@ _STORE = ("chdb", "clickhouse_connect", "pyarrow")
 ROLES: Final = {
     role.name: role
     for role in (
-        Role("dispatch", ("dispatch",), False, "server", _SERVER),
+        Role("dispatch", ("dispatch",), False, "server", (*_SERVER, "fastapi")),
         Role("gateway", ("gateway", "admin"), True, "server", (*_SERVER, "nats", "fastapi")),
         Role("apm", ("apm",), False, "apm", (*_SERVER, *_STORE)),
         Role("console", ("console",), False, "console", _SERVER),

@@ -35,7 +35,9 @@ def running(where: layout.Layout) -> layout.Admin:
 class AdminApi:
     """HTTP client of one part's admin API. Use as a context manager."""
 
-    def __init__(self, admin: layout.Admin, part: str, key: Secret) -> None:
+    def __init__(
+        self, admin: layout.Admin, part: str, key: Secret, *, timeout_s: float = limits_platform.ADMIN_TIMEOUT_S
+    ) -> None:
         import httpx2
 
         if part not in admin.addresses:
@@ -49,7 +51,7 @@ class AdminApi:
         self._http = httpx2.Client(
             base_url=f"{'https' if self._name else 'http'}://{self._address}",
             headers={"authorization": f"Bearer {key.reveal()}"},
-            timeout=limits_platform.ADMIN_TIMEOUT_S,
+            timeout=timeout_s,
             verify=verify,
             trust_env=False,  # a proxy for the internet is no way to this machine
         )
@@ -61,9 +63,24 @@ class AdminApi:
         self._http.close()
 
     def call(
-        self, method: str, path: str, *, body: object = None, query: Mapping[str, str | int | float] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: Mapping[str, str | int | float] | None = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Make one request and give the JSON of its answer.
+
+        Args:
+            method: of HTTP.
+            path: with the leading `/`.
+            body: sent as JSON.
+            query: parameters.
+            content: JSON as it is, instead of `body`.
+            headers: more of them.
 
         Raises:
             PlatformError: the part does not answer, refuses, or answers something else than JSON.
@@ -73,7 +90,13 @@ class AdminApi:
         extensions = {"sni_hostname": self._name} if self._name else {}
         try:
             answer = self._http.request(
-                method, path, json=body, params=dict(query) if query else None, extensions=extensions
+                method,
+                path,
+                json=body,
+                content=content,
+                params=dict(query) if query else None,
+                headers={**({} if content is None else {"content-type": "application/json"}), **(headers or {})},
+                extensions=extensions,
             )
         except httpx2.HTTPError as error:
             raise errors.PlatformError(f"{self._part} at {self._address} does not answer: {error}") from error

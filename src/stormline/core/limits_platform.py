@@ -210,6 +210,55 @@ MEASURED_BAND: Final = 0.1
 """Endpoints whose measured quality (0 to 1) lies in the same tenth are equal: noise must not move devices."""
 LOAD_FULL: Final = 0.9
 """Load (0 to 1) from which an endpoint comes after those with room."""
+RULES_CHUNK_BYTES: Final = 512 * 1024
+"""A rule set's bytes in one key: below the 1 MiB that any NATS server takes."""
+RULES_CHUNKS_MAX: Final = 256
+"""Keys of one rule set: more than `RULES_BYTES_MAX` needs, also where it does not compress."""
+RULES_VERSIONS_MAX: Final = 20
+"""Versions whose content is kept, to look at and to go back to."""
+RULES_LOG_MAX: Final = 200
+"""Lines of the log of changes: with the longest texts some 160 KB, in the one record that each change writes."""
+RULES_WHO_CHARS_MAX: Final = 64
+"""The name of whoever changes the rules."""
+RULES_WHY_CHARS_MAX: Final = 256
+"""Why they do; longer is a ticket's text, not its number."""
+RULES_DRAINS_MAX: Final = 1000
+"""Endpoints out of service by hand at once."""
+RULES_COMMIT_TRIES_MAX: Final = 8
+"""Tries of one change against others that write at the same time; a person meets none, a script few."""
+RULES_COMMIT_PAUSE_S: Final = 0.02
+"""Pause before the second of them, doubling."""
+RULES_HELD_BYTES_MAX: Final = 96 * 1024 * 1024
+"""The copy on disk: a few compressed rule sets in base64."""
+RULES_RETRY_PAUSE_S: Final = 0.1
+"""Pause before rules that could not be read from the engine are read again; doubles up to
+`ENGINE_RECONNECT_PAUSE_MAX_S`."""
+RULES_FIRST_WAIT_S: Final = 1.5
+"""How long a starting centre waits for the engine's rules before it serves those on disk."""
+RULES_SETTLE_S: Final = 1.0
+"""How long the answer to a change waits until this centre itself serves it: what every node needs at most."""
+RULES_THREAD_BYTES: Final = 64 * 1024
+"""Rule sets above this are read and checked beside the event loop: some milliseconds of work."""
+RULES_BODY_TIMEOUT_S: Final = 60.0
+"""From the head of a request with a rule set to its whole body."""
+RULES_LIVE_TARGETS_MAX: Final = 512
+"""Endpoints tried before publishing; more changed ones than that are sampled, from the first host on."""
+RULES_LIVE_AT_ONCE: Final = 64
+"""Of them at once."""
+RULES_LIVE_TIMEOUT_S: Final = 2.0
+"""Wait for one connection to them."""
+RULES_DIFF_LINES_MAX: Final = 1000
+"""Differences listed; beyond it they are only counted."""
+ROLLOUT_STEPS_MAX: Final = 20
+"""Steps of a roll-out; more is no plan a person follows."""
+ROLLOUT_CALLS_MIN: Final = 200
+"""Calls in each arm before a roll-out is judged."""
+ROLLOUT_MARGIN: Final = 0.002
+"""By how much the new arm's success rate must be lower: two in a thousand calls; less is not worth a halt."""
+ROLLOUT_FALSE_HALT: Final = 0.001
+"""Chance to halt a roll-out that is not worse, over all its looks."""
+DISPATCH_ADMIN_TIMEOUT_S: Final = 90.0
+"""A command's wait for an answer of dispatch's admin API: a large rule set is sent, checked and tried."""
 ENROL_BURST: Final = 120
 """Devices one address may enrol at once: a carrier's NAT or a workshop brings many in the same minute."""
 ENROL_RATE_PER_S: Final = 2.0

@@ -3,12 +3,17 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from stormline.core import errors
 from stormline.core.clock import Rng
+from stormline.dispatch.head import Drained
 from stormline.dispatch.health import Drains
 from stormline.dispatch.probing import HealthConfig, Monitor, Prober
+from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.unit import RulesSource, UnitLink
 from stormline.engine.port import Engine, Handler
+from stormline.wire.plan import HostPlan
 
 
 class Beside:
@@ -26,11 +31,25 @@ class Beside:
     def __init__(self, source: RulesSource, health: HealthConfig | None, rng: Rng) -> None:
         self._source = source
         self._link: UnitLink | None = None
+        self._drains = Drains()
         self.monitor: Monitor | None = None
         if health is not None:
-            self.monitor = Monitor(health.policy, Drains(), Prober(health), rng=rng, told=self._touched)
+            self.monitor = Monitor(health.policy, self._drains, Prober(health), rng=rng, told=self._touched)
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: list[Callable[[], None]] = []
+
+    def _changed(self, old: RuleSet | None, new: RuleSet) -> None:
+        """Probe what the rules hold, and during a roll-out what those being rolled out hold too."""
+        current = self._source.current()
+        if self.monitor is not None:
+            self.monitor.watch(new if new.version == current.version else _joined(current, new))
+
+    def _drained(self, wanted: tuple[Drained, ...]) -> None:
+        """Take out of service what is wanted so, and give the rest back."""
+        for each in set(self._drains.all()).difference(wanted):
+            self._drains.end(each)
+        for each in wanted:
+            self._drains.put(each)
 
     def _touched(self, hosts: frozenset[str]) -> None:
         if self._link is not None:
@@ -46,7 +65,8 @@ class Beside:
         """
         if (monitor := self.monitor) is not None:
             monitor.watch(self._source.current())
-            self._ends.append(self._source.on_change(lambda old, new: monitor.watch(new)))
+            self._ends.append(self._source.on_change(self._changed))
+            self._ends.append(self._source.on_drains(self._drained))
             self._tasks.append(asyncio.create_task(monitor.run(), name="health probes"))
         if connect is not None:
             self._link = UnitLink(unit, rules=self._source.current(), answer=answer)
@@ -77,3 +97,19 @@ class Beside:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+def _joined(one: RuleSet, other: RuleSet) -> RuleSet:
+    """Give rules that hold the endpoints of both."""
+    plans = [rules.hosts for rules in (one, other)]
+    hosts = {
+        host: HostPlan(
+            endpoints=tuple(dict.fromkeys(each for held in plans if host in held for each in held[host].endpoints))
+        )
+        for host in one.hosts.keys() | other.hosts.keys()
+    }
+    gateways = {
+        app: tuple(dict.fromkeys((*one.gateways.get(app, ()), *other.gateways.get(app, ()))))
+        for app in one.gateways.keys() | other.gateways.keys()
+    }
+    return msgspec.structs.replace(one, hosts=hosts, gateways=gateways)

@@ -20,6 +20,7 @@ import msgspec
 from stormline.core import errors
 from stormline.core import limits_platform as limits
 from stormline.core.values import Address
+from stormline.dispatch.head import Drained
 from stormline.wire.plan import Endpoint
 
 Standing = Callable[[tuple[Endpoint, ...]], tuple[Endpoint, ...]]
@@ -168,22 +169,6 @@ class Condition:
         return Verdict.WELL if self.falls(now) < believed_below else Verdict.DAMPED
 
 
-class Drain(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Endpoints out of service by hand.
-
-    Attributes:
-        host: their address as in the rules.
-        port: their port, 0 for every port of the address.
-    """
-
-    host: str
-    port: int = 0
-
-    def covers(self, address: Address) -> bool:
-        """Say whether it means what is at this address."""
-        return address.host == self.host and self.port in (0, address.port)
-
-
 class Drains:
     """Holds what is out of service by hand, for one centre. Whoever wants it to hold for all tells each.
 
@@ -191,14 +176,14 @@ class Drains:
         revision: grows with each change.
     """
 
-    def __init__(self, drains: Iterable[Drain] = ()) -> None:
-        self._drains: dict[Drain, None] = {}
-        self._told: list[Callable[[Drain], None]] = []
+    def __init__(self, drains: Iterable[Drained] = ()) -> None:
+        self._drains: dict[Drained, None] = {}
+        self._told: list[Callable[[Drained], None]] = []
         self.revision = 0
         for drain in drains:
             self.put(drain)
 
-    def put(self, drain: Drain) -> bool:
+    def put(self, drain: Drained) -> bool:
         """Take endpoints out of service; False where they were already.
 
         Raises:
@@ -214,7 +199,7 @@ class Drains:
         self._changed(drain)
         return True
 
-    def end(self, drain: Drain) -> bool:
+    def end(self, drain: Drained) -> bool:
         """Take them back into service; False where this was no drain."""
         if drain not in self._drains:
             return False
@@ -222,20 +207,20 @@ class Drains:
         self._changed(drain)
         return True
 
-    def all(self) -> tuple[Drain, ...]:
+    def all(self) -> tuple[Drained, ...]:
         """Give the drains, oldest first."""
         return tuple(self._drains)
 
     def covers(self, host: str, port: int) -> bool:
         """Say whether an endpoint at this address is out of service."""
         drains = self._drains
-        return bool(drains) and (Drain(host=host, port=port) in drains or Drain(host=host) in drains)
+        return bool(drains) and (Drained(host=host, port=port) in drains or Drained(host=host) in drains)
 
-    def on_change(self, told: Callable[[Drain], None]) -> None:
+    def on_change(self, told: Callable[[Drained], None]) -> None:
         """Have `told` called with each drain that began or ended, after it did."""
         self._told.append(told)
 
-    def _changed(self, drain: Drain) -> None:
+    def _changed(self, drain: Drained) -> None:
         self.revision += 1
         for told in self._told:
             told(drain)
@@ -302,7 +287,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     revision: int
     unprobed: int
-    drains: tuple[Drain, ...]
+    drains: tuple[Drained, ...]
     targets: tuple[TargetState, ...]
 
 

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 from stormline.core import errors
 from stormline.core import limits_platform as limits
 from stormline.core.clock import Rng
-from stormline.dispatch.health import Drain, Drains, Health, HealthPolicy, Rules, Snapshot, Target, target_of
+from stormline.dispatch.head import Drained
+from stormline.dispatch.health import Drains, Health, HealthPolicy, Rules, Snapshot, Target, target_of
 from stormline.net.stream import Stream, open_tcp, reason_of
 from stormline.net.tls import start_tls
 from stormline.net.trust import foreign_context, roles_context
@@ -263,7 +264,7 @@ class Monitor:
             self._tell(self._served.get(target, ()))
         self._wake.set()
 
-    def _drained(self, drain: Drain) -> None:
+    def _drained(self, drain: Drained) -> None:
         served = (hosts for target, hosts in self._served.items() if drain.covers(target.address))
         self._tell({host for hosts in served for host in hosts})
 

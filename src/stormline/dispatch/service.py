@@ -6,7 +6,8 @@
     POST /v1/devices        {"app"}             -> {"device", "token", "expires_at"}: a new device
     POST /v1/admin/tokens   {"app", "device", "user", "life_s"}, Authorization: Bearer ADMIN_KEY -> the same
     GET  /v1/keys           public keys as a JWK set (RFC 7517)
-    GET  /healthz           {"status": "ok", ...}
+    GET  /healthz           {"status": "ok", ...}; `stale` where newer rules may exist
+         /v1/admin/...      changing the rules: `dispatch.admin`
     GET, POST /dns-query    DNS over HTTPS, on the port behind TLS only: `dispatch.doh`
 
 Every error is `{"error": {"code", "message"}}`. Bodies are read within a bound of size and of time.
@@ -26,7 +27,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from stormline.appgw import plans
 from stormline.core import errors, ids, limits, limits_platform
@@ -123,9 +125,11 @@ class DispatchService:
         rng: Rng,
         source: RulesSource | None = None,
         standing: planner.Standing | None = None,
+        admin: tuple[str, ASGIApp] | None = None,
     ) -> None:
         self._config = config
         self.source = source or HeldRules(config.rules)
+        self._admin = admin
         self._clock = clock
         self._rng = rng
         self._plan_key = _load(config.plan_key)
@@ -163,6 +167,7 @@ class DispatchService:
             trusted: the listener is behind TLS. False refuses all that gives out tokens.
         """
         enrol, mint = (self._enrol, self._mint) if trusted else (_refuse_plain, _refuse_plain)
+        more = [Mount(self._admin[0], self._admin[1])] if trusted and self._admin is not None else []
         app = Starlette(
             routes=[
                 Route("/v1/plan", self._plan_post, methods=["POST"]),
@@ -171,6 +176,7 @@ class DispatchService:
                 Route("/v1/admin/tokens", mint, methods=["POST"]),
                 Route("/v1/keys", self._keys, methods=["GET"]),
                 Route("/healthz", self._healthz, methods=["GET"]),
+                *more,
             ],
             exception_handlers={
                 errors.RequestRefused: _on_refused,
@@ -226,7 +232,8 @@ class DispatchService:
             RequestRefused: see `planner.plan_for`.
         """
         wall = self._clock.wall()
-        text = self._signer.answer(question, self._rules, wall, address=address)
+        rules = self.source.for_device(question.device)
+        text = self._signer.answer(question, rules, wall, address=address)
         if not question.token:
             return text
         try:
@@ -236,7 +243,7 @@ class DispatchService:
             return text
         if token.app != question.app:
             return text
-        home = self._signer.home(token.app, token.user, self._rules, wall, kids=question.kids)
+        home = self._signer.home(token.app, token.user, rules, wall, kids=question.kids)
         return text + b"\n" + home if home else text
 
     async def answer_engine(self, message: Message) -> Reply:
@@ -300,7 +307,8 @@ class DispatchService:
         )
 
     async def _healthz(self, request: Request) -> Response:
-        return _json({"status": "ok", "unit": self._rules.unit, "version": self._rules.version})
+        rules = self._rules
+        return _json({"status": "ok", "unit": rules.unit, "version": rules.version, "stale": self.source.stale})
 
     async def _body(self, request: Request, size_max: int) -> bytes:
         """Read the body within `size_max` and `limits_platform.REQUEST_BODY_TIMEOUT_S`.
@@ -436,6 +444,7 @@ async def run(
     plain_started: Callable[[Address], None] | None = None,
     source: RulesSource | None = None,
     connect: Callable[[], Awaitable[Engine]] | None = None,
+    admin: tuple[str, ASGIApp] | None = None,
 ) -> None:
     """Serve until `stop` is set.
 
@@ -449,6 +458,7 @@ async def run(
         source: where the rules come from; None for those of the settings, for ever.
         connect: makes the connection to the engine, over which gateways of the unit are told of changed plans and ask
             for their devices; None for a centre that is asked over HTTP alone.
+        admin: more of the admin API, for the port behind TLS: a path and the application under it.
 
     Raises:
         ConfigError: a key or certificate file cannot be used.
@@ -458,7 +468,7 @@ async def run(
     """
     source = source or HeldRules(config.rules)
     beside = Beside(source, config.health, rng)
-    service = DispatchService(config, clock=clock, rng=rng, source=source, standing=beside.monitor)
+    service = DispatchService(config, clock=clock, rng=rng, source=source, standing=beside.monitor, admin=admin)
     if config.tls is not None:
         _check_tls(config.tls)
     servers: list[HttpServer] = []

@@ -101,7 +101,7 @@ class PlanSigner:
         self._locate = locate
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._history: OrderedDict[str, dict[str, bytes]] = OrderedDict()
-        self._near: tuple[RuleSet, int, Nearest] | None = None
+        self._near: list[tuple[RuleSet, int, Nearest]] = []
         self.standing: Standing = standing or planner.Everywhere()
         """Endpoints that may be handed out; may be replaced while nothing is asked."""
         self.measures: Measures = NO_MEASURES
@@ -167,11 +167,13 @@ class PlanSigner:
 
     def nearest(self, rules: RuleSet) -> Nearest:
         """Give places and orders under these rules; made once for each rule set and revision of the measures."""
-        held = self._near
-        if held is None or held[0] is not rules or held[1] != self.measures.revision:
-            held = (rules, self.measures.revision, Nearest(rules, locate=self._locate, measures=self.measures))
-            self._near = held
-        return held[2]
+        for held in self._near:
+            if held[0] is rules and held[1] == self.measures.revision:
+                return held[2]
+        made = Nearest(rules, locate=self._locate, measures=self.measures)
+        # Two, as during a roll-out both are asked for in turn.
+        self._near = [(rules, self.measures.revision, made), *self._near[:1]]
+        return made
 
     def _shortest(self, request: PlanRequest, hosts: tuple[str, ...], entry: _Entry, signing: SigningKey) -> bytes:
         plan = entry.plan

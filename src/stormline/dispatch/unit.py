@@ -16,17 +16,33 @@ from stormline.appgw.plans import PlanChange
 from stormline.core import errors
 from stormline.core import limits_platform as limits
 from stormline.dispatch.changes import differences
+from stormline.dispatch.head import Drained
 from stormline.dispatch.rules import RuleSet
 from stormline.engine.port import Engine, Handler
 
 _log = logging.getLogger("stormline.dispatch")
 
+DrainsTold = Callable[[tuple[Drained, ...]], None]
+"""Told of all that is out of service by hand."""
 Told = Callable[[RuleSet | None, RuleSet], None]
 """Told of new rules: those before (None at the first), and those now."""
 
 
 class RulesSource(Protocol):
     """Where a centre's rules come from."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether newer rules may exist."""
+        ...
+
+    def for_device(self, device: str) -> RuleSet:
+        """Give the rules to answer a device from: those being rolled out, where it takes part."""
+        ...
+
+    def on_drains(self, told: DrainsTold) -> Callable[[], None]:
+        """Have `told` called with what is out of service by hand, now and after each change; give what ends that."""
+        ...
 
     def current(self) -> RuleSet:
         """Give the rules to answer from."""
@@ -40,6 +56,8 @@ class RulesSource(Protocol):
 class HeldRules:
     """Rules held in memory; whoever has it may put others in."""
 
+    stale = False
+
     def __init__(self, rules: RuleSet) -> None:
         self._rules = rules
         self._told: dict[int, Told] = {}
@@ -48,6 +66,15 @@ class HeldRules:
     def current(self) -> RuleSet:
         """See `RulesSource.current`."""
         return self._rules
+
+    def for_device(self, device: str) -> RuleSet:
+        """See `RulesSource.for_device`."""
+        return self._rules
+
+    def on_drains(self, told: DrainsTold) -> Callable[[], None]:
+        """See `RulesSource.on_drains`: here nothing is."""
+        told(())
+        return lambda: None
 
     def on_change(self, told: Told) -> Callable[[], None]:
         """See `RulesSource.on_change`."""
