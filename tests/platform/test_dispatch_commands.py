@@ -150,6 +150,31 @@ def test_rollout_is_started_stepped_and_halted(platform: RunningPlatform, tmp_pa
     assert "no roll-out is open" in _refused(platform, "rollout", "step")
 
 
+def test_drained_endpoint_is_left_out_of_plans_until_it_is_given_back(
+    platform: RunningPlatform, tmp_path: Path
+) -> None:
+    gateway, centre = platform.addresses["gateway"], platform.addresses["dispatch"]
+    file = tmp_path / "rules.json"
+    rules = _edit(platform, file)
+    more = {"host": centre.host, "port": centre.port, "carrier": "h1", "server_name": "dispatch.stormline.test"}
+    rules["hosts"][HOST]["endpoints"].append(more)
+    file.write_text(json.dumps(rules))
+    _run(platform, "set", str(file))
+
+    def ports() -> set[int]:
+        return {each["port"] for each in _plan(platform)["hosts"][HOST]["endpoints"]}
+
+    assert ports() == {gateway.port, centre.port}
+    _run(platform, "drain", str(gateway))
+    assert ports() == {centre.port}
+    _run(platform, "drain", str(centre))
+    assert len(ports()) == 1, "one is handed out whatever is drained"
+    _run(platform, "undrain", str(gateway))
+    _run(platform, "undrain", str(centre))
+    assert ports() == {gateway.port, centre.port}
+    _run(platform, "rollback")
+
+
 def test_drain_and_undrain_are_kept_and_logged(platform: RunningPlatform) -> None:
     gateway = str(platform.addresses["gateway"])
     assert _run(platform, "drain", gateway, "-m", "new kernel")["drains"] == [gateway]

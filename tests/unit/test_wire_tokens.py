@@ -154,3 +154,11 @@ class TestPyJwt:
         text = jwt.encode(CLAIMS | {"exp": NOW - 1}, KEY, algorithm="EdDSA", headers={"kid": "t1", "typ": tokens.TYP})
         with pytest.raises(errors.ExpiredError):
             check(text)
+
+
+def test_device_of_a_token_is_told_to_its_holder_and_of_anything_else_nothing() -> None:
+    key = Ed25519PrivateKey.generate()
+    token = tokens.mint(tokens.DeviceToken(app="shop", device="d-1", iat=0, exp=1), key=key, kid="k")
+    assert tokens.device_of(token) == "d-1"
+    for text in ("", "a", "a.b.c", "a.!.c", "é.é.é", token[:40]):
+        assert tokens.device_of(text) == ""

@@ -19,7 +19,7 @@ from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.outbound.pool import HttpPool
 from stormline.policy.asking import Rung, Way
-from stormline.wire import hostname, plan
+from stormline.wire import hostname, plan, tokens
 from stormline.wire.bundle import Bundle
 from stormline.wire.plan import HostPlan, Plan
 
@@ -221,6 +221,7 @@ class Scheduling:
             app=self._bundle.app,
             hosts=hosts,
             version=version,
+            device=tokens.device_of(self._token) if self._token else "",
             held=held.digest if held is not None else "",
             kids=self._acceptance.kids,
         )
