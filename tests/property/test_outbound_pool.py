@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stormline.core import errors, limits
 from stormline.core.values import Address
 from stormline.outbound.messages import HttpRequest
+from stormline.outbound.places import NoSense
 from stormline.outbound.pool import HttpPool
 from stormline.testing import simloop
 from stormline.testing.follower import Notebook
@@ -30,8 +31,16 @@ PLACES = (
 )
 
 
+class Sense(NoSense):
+    room = False
+
+    def may_spread(self, host):
+        return self.room
+
+
 class World:
     def __init__(self):
+        self.sense = Sense()
         self.loop = asyncio.get_running_loop()
         self.net = MemoryNet()
         self.pool = HttpPool(
@@ -40,6 +49,7 @@ class World:
             connections_max=CONNECTIONS_MAX,
             connections_per_origin_max=PER_ORIGIN_MAX,
             idle_s=IDLE_S,
+            sense=self.sense,
         )
         self.tasks = {}  # each with the time at which it has to be over
         self.told = Notebook()
@@ -83,6 +93,9 @@ class World:
     def change(self, place, **what):
         for name, value in what.items():
             setattr(self.net.server(*PLACES[place][:2]), name, value)
+
+    def room(self, room):
+        self.sense.room = room
 
     def go_away(self):
         for end in list(self.net.open):
@@ -262,6 +275,7 @@ _TROUBLE = st.one_of(
         st.just({}),
         _PAUSES_S,
     ),
+    st.tuples(st.just("room"), st.tuples(st.booleans()), st.just({}), _PAUSES_S),
     st.tuples(st.just("leave"), st.tuples(st.integers(1, 3)), st.just({}), _PAUSES_S),
     st.tuples(
         st.sampled_from(["cancel_all", "go_away", "hang_up", "doubt", "close"]), st.just(()), st.just({}), _PAUSES_S
@@ -307,6 +321,15 @@ _TROUBLE = st.one_of(
         ("ask", (3, 12, 1.0, None), {"avoid": True}, None),
     ]
 )
+@example(
+    [
+        ("room", (True,), {}, None),
+        ("ask", (1, 12, 0.05, None), {"lingers_s": 0.5}, None),
+        ("ask", (1, 12, 8.0, None), {}, 0.0),
+        ("ask", (1, 5, 0.05, 3.0), {}, None),
+        ("distrust", (2, "distrust"), {}, 0.06),
+    ]
+)
 def test_pool_counts_what_exists_keeps_its_bounds_and_leaves_nobody_waiting(steps):
     play(steps)
 
@@ -325,6 +348,7 @@ _CHANGES = {
 _TROUBLES = {
     "cancel": (6, lambda chance: (chance.randrange(100),)),
     "distrust": (4, lambda chance: (chance.randrange(20), chance.choice(["doubt", "distrust", "probe"]))),
+    "room": (4, lambda chance: (chance.random() < 0.7,)),
     "leave": (2, lambda chance: (chance.randint(1, 3),)),
     "go_away": (2, lambda _: ()),
     "doubt": (2, lambda _: ()),

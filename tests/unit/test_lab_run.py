@@ -11,6 +11,7 @@ import pytest
 from stormline.core.errors import ConfigError
 from stormline.lab import ablation, clients, profiles, results, run
 from stormline.lab.drivers import _harness as harness
+from stormline.lab.drivers import _taken_out
 from stormline.lab.results import Outcome, Result, RunKey, Traffic, Trust
 
 
@@ -221,3 +222,7 @@ def test_harness_needs_no_package_of_ours() -> None:
     assert "import stormline" not in text
     assert "from stormline" not in text
     assert asyncio.iscoroutinefunction(harness.Run.run)
+
+
+def test_means_to_take_out_are_those_the_driver_knows():
+    assert set(_taken_out._HOW) == set(ablation.TAKEN_OUT) <= set(ablation.WITHOUT)

@@ -6,6 +6,7 @@ On virtual time (`VirtualLoop`), with servers in memory. Real servers and socket
 
 import asyncio
 import functools
+import math
 
 import pytest
 
@@ -318,16 +319,20 @@ async def test_pool_connection_that_was_doubted_and_answers_serves_again(client)
 
 
 class Late:
-    """A `Sense` that calls a silence overdue after `after_s`."""
+    """A `Sense` that calls a silence overdue after `after_s`, of a link that has room for others or not."""
 
-    def __init__(self, after_s):
+    def __init__(self, after_s=math.inf, *, room=False):
         self.after_s = after_s
+        self.room = room
 
     def window_bytes(self, host, now_bytes):
         return now_bytes
 
     def overdue(self, held, quiet_s):
         return quiet_s >= self.after_s
+
+    def may_spread(self, host):
+        return self.room
 
 
 @virtual(sense=Late(0.2))
@@ -460,3 +465,104 @@ async def test_pool_answers_that_are_not_large_share_one_connection(client):
     assert client.net.dials == 1
     for answer in answers:
         await answer.aclose()
+
+
+# -- many at once on a link that has room ------------------------------------------------------------------------------
+async def crowd(client, number, answer_s=5.0):
+    """Have requests under way, one after the other, on connections that stand; give their tasks."""
+    client.server.answer_s = answer_s
+    tasks = []
+    for _ in range(number):
+        tasks += client.begin(1)
+        await asyncio.sleep(0.05)
+    return tasks
+
+
+def loads(client):
+    return [len(stream.targets) for stream in client.net.made]
+
+
+@virtual(sense=Late(room=True))
+async def test_pool_fewer_than_a_crowd_share_one_connection(client):
+    await client.ask()
+    for _ in range(3):
+        await asyncio.gather(*await crowd(client, limits.H2_STREAMS_CROWDED))
+    assert client.net.dials == 1
+
+
+@virtual(sense=Late(room=True))
+async def test_pool_crowd_has_another_connection_made_and_does_not_wait_for_it(client):
+    tasks = await crowd(client, limits.H2_STREAMS_CROWDED)
+    client.server.dial_s = 2.0
+    tasks += await crowd(client, 9)
+    assert (client.net.dials, loads(client)) == (2, [limits.H2_STREAMS_CROWDED + 9])  # sent, while one is dialled
+    await asyncio.gather(*tasks)
+    assert client.net.dials == 2
+
+
+@virtual(sense=Late(room=True))
+async def test_pool_crowd_is_spread_over_few_connections_each_next_request_on_the_least_loaded(client):
+    tasks = await crowd(client, 60)
+    assert client.net.dials == limits.H2_CONNECTIONS_SPREAD
+    assert loads(client) == [20, 20, 20]
+    await asyncio.gather(*tasks)
+
+
+@virtual(sense=Late(room=False))
+async def test_pool_crowd_stays_on_one_connection_where_the_link_has_no_room(client):
+    await asyncio.gather(*await crowd(client, 60))
+    assert client.net.dials == 1
+
+
+@virtual(sense=Late(room=True), connections_per_origin_max=2)
+async def test_pool_crowd_is_spread_within_the_bound_of_its_origin(client):
+    tasks = await crowd(client, 30)
+    assert (client.net.dials, client.pool.open_connections, loads(client)) == (2, 2, [15, 15])
+    await asyncio.gather(*tasks)
+
+
+@virtual(sense=Late(room=True), connections_max=2)
+async def test_pool_crowd_pushes_no_other_place_out(client):
+    client.net.server("https", "b.test").answer_s = 0.05
+    await client.ask(host="b.test")
+    tasks = await crowd(client, 12)
+    assert client.net.dials == 2
+    await client.ask(host="b.test")
+    assert client.net.dials == 2
+    await asyncio.gather(*tasks)
+
+
+@virtual(sense=Late(room=True))
+async def test_pool_crowd_whose_further_connection_fails_is_served_all_the_same(client):
+    tasks = await crowd(client, limits.H2_STREAMS_CROWDED)
+    client.server.dials = "refused"
+    tasks += await crowd(client, 40)
+    await asyncio.gather(*tasks)
+    assert client.net.dials <= 2 + client.loop.time() / limits.POOL_BESIDE_PAUSE_S
+    assert loads(client) == [limits.H2_STREAMS_CROWDED + 40]
+
+
+@virtual(sense=Late(room=True))
+async def test_pool_connections_of_a_crowd_end_when_it_is_gone_and_one_serves_what_comes_now_and_then(client):
+    await asyncio.gather(*await crowd(client, 30))
+    assert client.pool.open_connections == limits.H2_CONNECTIONS_SPREAD
+    client.server.answer_s = 0.05
+    first = loads(client)[0]
+    for number in range(1, 5):
+        await asyncio.sleep(0.4 * limits.POOL_IDLE_S)
+        await client.ask()
+        assert loads(client)[0] == first + number
+    assert (client.pool.open_connections, client.net.dials) == (1, limits.H2_CONNECTIONS_SPREAD)
+
+
+@virtual(sense=Late(0.2, room=True))
+async def test_pool_crowd_leaves_a_connection_that_is_overdue_to_those_it_holds_up(client):
+    tasks = await crowd(client, 16, answer_s=1000.0)
+    held_up = loads(client)
+    client.server.answer_s = 0.05
+    await asyncio.sleep(0.3)
+    await client.ask(b"/next")
+    assert loads(client)[: len(held_up)] == held_up
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -436,6 +436,10 @@ class Steering:
         known = [rate for rate in rates if rate is not None]
         return not self.room(host), min(known, default=None), self.timeouts.rtt_s(self.network, host, 0.5)
 
+    def may_spread(self, host: str) -> bool:
+        """Say whether requests under way may be spread over several connections: where the link has room for them."""
+        return self.room(host)
+
     def window_bytes(self, host: str, now_bytes: int) -> int:
         """Give the window of an HTTP/2 connection's streams to `host`; see `policy.window`."""
         down = self.timeouts.bytes_per_s(self.network, self._loop.time())[1]

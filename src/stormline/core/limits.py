@@ -209,6 +209,11 @@ H2_STREAMS_FEW: Final = 32
 HTTP/1.1 would be given as many connections (`POOL_CONNECTIONS_PER_ORIGIN_MAX`)."""
 H2_CONNECTIONS_MAX: Final = 6
 """HTTP/2 connections to one place that take requests: what browsers open to one host that speaks HTTP/1.1."""
+H2_STREAMS_CROWDED: Final = 4
+"""Requests under way on one HTTP/2 connection from which on others are made beside it, where the link has room: one
+lost packet holds all of them up. An app that asks for something now and then has fewer, and keeps one connection."""
+H2_CONNECTIONS_SPREAD: Final = 3
+"""Connections that requests are spread over: with a burst of losses on one, two go on; each costs one handshake."""
 H2_STREAM_WAIT_S: Final = 1.0
 """A request that has waited this long for a stream has a connection made beside those whose streams are all taken, by
 long polls for example."""

@@ -9,10 +9,13 @@ from stormline.policy.means import SWITCHES
 
 WITHOUT: Final = (
     "hedge", "racing", "ip-direct", "long", "direct", "clear", "original", "quic", "second-link", "h2", "h1", "doh",
-    "resume", "admission",
+    "resume", "admission", "lanes", "knocks", "history", "families", "windows", "spread", "retries",
 )  # fmt: skip
 """Means that can be left out. Those this version does not have are accepted and have no effect, so that a series of
 runs can be repeated from version to version."""
+
+TAKEN_OUT: Final = ("racing", "lanes", "knocks", "history", "families", "windows", "spread", "retries")
+"""Those of them that the client has no setting for: the laboratory takes them out, see `drivers/_taken_out.py`."""
 
 
 def split(without: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -24,7 +27,7 @@ def split(without: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     unknown = [name for name in without if name not in WITHOUT]
     if unknown:
         raise errors.ConfigError(f"without {unknown[0]!r}: expected some of {', '.join(WITHOUT)}")
-    have = {*SWITCHES, "h2", "doh", "admission", "second-link"}
+    have = {*SWITCHES, "h2", "doh", "admission", "second-link", *TAKEN_OUT}
     return tuple(name for name in without if name in have), tuple(name for name in without if name not in have)
 
 

@@ -46,9 +46,13 @@ class Sense(Protocol):
         """Say whether another request had better not be put on a connection that has owed an answer for so long."""
         ...
 
+    def may_spread(self, host: str) -> bool:
+        """Say whether requests under way to a host may be spread over several connections."""
+        ...
+
 
 class NoSense:
-    """The `Sense` where nothing is known: windows stay, and every connection is relied on."""
+    """The `Sense` where nothing is known: windows stay, every connection is relied on, and none is made beside it."""
 
     def window_bytes(self, host: str, now_bytes: int) -> int:
         """See `Sense.window_bytes`."""
@@ -56,6 +60,10 @@ class NoSense:
 
     def overdue(self, held: Held, quiet_s: float) -> bool:
         """See `Sense.overdue`."""
+        return False
+
+    def may_spread(self, host: str) -> bool:
+        """See `Sense.may_spread`."""
         return False
 
 
@@ -307,18 +315,32 @@ class Place:
     def take(self, waiter: Waiter | None, left: Collection[Address] = ()) -> Held | None:
         """Give an HTTP/2 connection that takes a request at once, for one who waits or (None) has just come.
 
-        One with a large answer on its way is given only where there is no other.
+        The one with the fewest requests, as one lost packet holds up all answers that share its connection (RFC 9114
+        section 2). One with a large answer on its way is given only where there is no other.
         """
         found: Held | None = None
+        least: tuple[bool, int] | None = None
         for held in self.shared:
             if held.shared is None or not held.live or held.room(self.known.served) <= 0:
                 continue
             if (held.peer in left) if waiter is None else not waiter.may_use(held.peer, held.made):
                 continue
-            if not held.shared.laden:
-                return held
-            found = found or held
+            load = held.shared.laden, held.shared.open_streams + held.promised
+            if least is None or load < least:
+                found, least = held, load
         return found
+
+    def crowded(self, held: Held, sense: Sense) -> int:
+        """Give how many connections the load of the one that was just taken calls for; 0: no more than there are.
+
+        Two for a large answer on its way, so that small ones do not wait behind it; several where many requests share
+        one on a link that has room for others.
+        """
+        if held.shared is None:
+            return 0
+        if held.shared.open_streams >= limits.H2_STREAMS_CROWDED and sense.may_spread(self.key.origin.host):
+            return limits.H2_CONNECTIONS_SPREAD
+        return 2 if held.shared.laden else 0
 
     def answered_beside(self, held: Held, since: float) -> bool:
         """Say whether another HTTP/2 connection that takes requests has answered one since then."""

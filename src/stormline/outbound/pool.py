@@ -36,7 +36,7 @@ class HttpPool:
     speak HTTP/2 one connection is made for all who ask, and given up with the last of them. Others are made beside it
     where it is doubted (`Held.doubt`, `Held.distrust`), where those of the place take few requests (the peer says so,
     or has ended connections after few), where all its streams stay taken, and for what comes while a large answer is
-    on its way.
+    on its way, or while many requests share one on a link with room.
 
     Args:
         dialer: makes connections.
@@ -323,8 +323,8 @@ class HttpPool:
             for other in [each for each in place.shared if each.silent or each.mute]:
                 if other.shared is not None and not other.shared.open_streams:
                     self._let_go(other)  # doubted, and carries nothing: there is a better one
-        if held is not None and held.shared is not None and held.shared.laden:
-            self._connect_beside(place)
+        if held is not None and (wanted := place.crowded(held, self._sense)):
+            self._connect_beside(place, wanted)
         return held
 
     def answered_beside(self, held: Held, since: float) -> bool:
@@ -332,17 +332,13 @@ class HttpPool:
         place = self._places.get(held.key)
         return place is not None and place.answered_beside(held, since)
 
-    def _connect_beside(self, place: Place) -> None:
-        """Have one more connection made for what comes while a large answer is on its way, if there is room for it.
-
-        The request that shows the need does not wait for it.
-        """
+    def _connect_beside(self, place: Place, wanted: int) -> None:
+        """Have one more connection made, up to `wanted`, if there is room; the request that needs it does not wait."""
         now = asyncio.get_running_loop().time()
         full = self._total >= self._connections_max or self._count[place.key.origin] >= self._per_origin_max
-        if not (place.openings or place.live > 1 or now < place.more_at or full):
-            held = self._new_slot(place)
-            if held is not None:
-                self._begin(place, held)
+        unwanted = place.openings or place.live >= wanted or now < place.more_at or full
+        if not unwanted and (held := self._new_slot(place)) is not None:
+            self._begin(place, held)
 
     def _heard(self, held: Held) -> None:
         """Learn from what a connection brought, or from its end, and give the streams that came free."""
@@ -396,6 +392,8 @@ class HttpPool:
         if connection.closed or (connection.retired and not connection.open_streams):
             self._let_go(slot)
         elif slot.resting_since is None:
+            if connection.retired:
+                self._trim(place)  # it may have been the last beside which others are made
             self._tell(place)
         else:
             served = place.known.served

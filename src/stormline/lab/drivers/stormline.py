@@ -12,6 +12,7 @@ from stormline.client.config import Config, load_bundle
 from stormline.client.outside import Outside
 from stormline.client.rules import BusinessRule
 from stormline.client.transport import AsyncTransport
+from stormline.lab.drivers import _taken_out
 from stormline.lab.namespaces import UPLINKS
 from stormline.net.network import NetworkPort, open_port
 from stormline.outbound.doh_server import DohServer
@@ -27,6 +28,7 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
     """Give a function that makes one request."""
     options = config["options"]
     off = frozenset(options.get("disabled", ()))
+    off -= _taken_out.take_out(off)
     settings = Config(
         trust_env=False,
         bundle=load_bundle(options["bundle"]) if options.get("bundle") else None,
