@@ -11,7 +11,7 @@ import ssl
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_means
 from stormline.core.values import Address
 from stormline.outbound.race import Pace, Race
 from stormline.testing import simloop
@@ -34,6 +34,7 @@ _PACES = st.builds(
     repeat_s=st.sampled_from([0.3, 1.0, 2.0, math.inf]),
     connect_s=st.sampled_from([0.0, 0.2, 1.0, 3.0, 10.0]),
     tls_s=st.sampled_from([0.2, 1.0, 3.0, 10.0]),
+    beside=st.sampled_from([lambda: True, lambda: False]),
 )
 _ERRORS = {
     "refused": lambda: ConnectionRefusedError(111, "Connection refused"),
@@ -117,7 +118,7 @@ class Run:
             one.ended_at = self.now()
 
     # -- what holds at every moment -----------------------------------------------------------------------------------
-    def _gate_at(self, shaking):
+    def _gate_at(self, shaking, silent_s=0.0):
         """When the gate opens, by what could be known a moment ago: who decides at an instant may be first in it."""
         repeat_s = max(self.pace.repeat_s, limits.DIAL_REPEAT_S_MIN)
         opens_at = -math.inf
@@ -126,12 +127,13 @@ class Run:
                 continue  # given up in this instant
             sign_at = max([one.tls_at, *(at for at in one.heard if at < self.now() - EPSILON_S)])
             head_s = max(limits.TLS_HEAD_START_S, 2.0 * (one.up_at - one.began_at))
-            opens_at = max(opens_at, sign_at + min(head_s, repeat_s))
+            opens_at = max(opens_at, sign_at + max(silent_s, min(head_s, repeat_s)))
         return opens_at
 
     def _check_gate(self, one):
         shaking = [each for each in self.tries if each.tls_at is not None and each.ended_at is None]
-        assert self.now() >= self._gate_at(shaking) - EPSILON_S, "TLS was begun in another's head start"
+        silent_s = 0.0 if self.pace.beside() else limits_means.METERED_SILENCE_S
+        assert self.now() >= self._gate_at(shaking, silent_s) - EPSILON_S, "TLS was begun in another's head start"
 
     def _check_start(self, one, before):
         now = one.began_at

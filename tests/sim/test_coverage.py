@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import stormline
 from stormline.testing import scenario
 
@@ -35,6 +37,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.timeout(240)
 def test_sample_of_seeds_reaches_ninety_percent_of_each_file(tmp_path, base_seed):
     names = [name for name in scenario.names() if scenario.load(name).direct is not None]
     names += [name for name in scenario.names() if name not in names][::3]

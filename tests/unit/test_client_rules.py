@@ -102,6 +102,7 @@ class TestPlan:
             ({"priority": 10}, "priority"),
             ({"priority": True}, "priority"),
             ({"parse": 5}, "parse"),
+            ({"ipv4_first": 1}, "ipv4_first"),
         ],
     )
     def test_rule_that_cannot_hold_is_refused_by_name(self, fields, word):

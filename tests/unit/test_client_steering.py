@@ -23,7 +23,7 @@ class Always:
 
 
 class Call:
-    queued = False
+    queued = ipv4_first = False
     bytes_down = -1
     asked_at = first_byte_s = None
     shape = RequestShape(host="a.test")
@@ -91,3 +91,70 @@ async def test_protocol_that_was_left_is_tried_again_and_one_that_does_well_is_n
         steering.connected("a.test", PLACES[0], connect_s=0.02, tls_s=0.03)
     order = [list(steering.protocols("a.test", ("h2", "h1"))) for _ in range(3)]
     assert order == [["h2", "h1"], ["h1", "h2"], ["h1", "h2"]]
+
+
+class Asking(Call):
+    """A call under way, of a class of path of its own, and what it has failed on."""
+
+    def __init__(self, path_class, *, left=(), ipv4_first=False):
+        super().__init__(key=False)
+        self.shape = RequestShape(host="a.test", path_class=path_class)
+        self.request = None
+        self.left = set(left)
+        self.ipv4_first = ipv4_first
+
+
+FOUR = PLACES[0]
+SEVEN = Address("2001:db8::2", 443)
+
+
+@on_virtual_time
+async def test_dial_for_a_call_that_is_worse_over_ipv6_begins_with_ipv4_and_no_other_does():
+    steering = await settled([SIX])
+    assert steering.order("a.test", [SIX, FOUR], ())[0] == SIX
+    call = Asking("GET /big", ipv4_first=True)
+    steering.enter(call, "a.test")
+    assert steering.order("a.test", [SIX, FOUR], ())[0] == FOUR
+    assert steering.order("b.test", [SIX, FOUR], ())[0] == SIX
+    steering.leave(call)
+    assert steering.order("a.test", [SIX, FOUR], ())[0] == SIX
+
+
+@on_virtual_time
+async def test_repetition_of_a_call_that_is_worse_over_ipv6_leaves_all_of_it_where_ipv4_is_left():
+    steering = await settled([SIX])
+    steering.order("a.test", [SIX, SEVEN, FOUR], ())
+    assert steering.left_of(Asking("GET /", left={SIX})) == {SIX}
+    assert steering.left_of(Asking("GET /", left={SIX}, ipv4_first=True)) == {SIX, SEVEN}
+    assert steering.left_of(Asking("GET /", left={SIX, FOUR}, ipv4_first=True)) == {SIX, FOUR}
+    steering.order("a.test", [SIX, SEVEN], ())
+    assert steering.left_of(Asking("GET /", left={SIX}, ipv4_first=True)) == {SIX}
+
+
+@on_virtual_time
+async def test_api_that_only_ipv4_answers_goes_ipv4_first_though_its_host_does_well_over_ipv6():
+    steering = await settled([SIX])
+    steering.order("a.test", [SIX, SEVEN, FOUR], ())
+    big = Asking("GET /big", left={SIX})
+    for _ in range(2):
+        steering.unanswered(big, SIX, waited_s=2.0)
+        answer(steering, Asking("GET /small"), SIX)
+        answer(steering, big, FOUR)
+    assert steering.left_of(big) == {SIX, SEVEN}
+    assert steering.left_of(Asking("GET /small", left={SIX})) == {SIX}
+    assert steering.order("a.test", [SIX, FOUR], ())[0] == SIX
+    steering.enter(big, "a.test")
+    assert steering.order("a.test", [SIX, FOUR], ())[0] == FOUR
+    answer(steering, big, SIX)
+    assert steering.left_of(big) == {SIX}
+
+
+class Stream:
+    def tcp_info(self):
+        return None
+
+
+def answer(steering, call, peer):
+    steering.answered(
+        call, Stream(), peer, first_byte_s=0.1, body_s=0.0, answer_bytes=100, server_timing=None, protocol="h2"
+    )

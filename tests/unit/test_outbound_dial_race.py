@@ -9,7 +9,7 @@ import ssl
 
 import pytest
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_means
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.outbound.dial import Dialer, Pace
@@ -229,6 +229,40 @@ def test_gate_handshake_that_moves_keeps_its_head_start():
     steps = lambda raw: (0.25, raw.hear, 0.25, raw.hear, 0.25) if raw.address == A else SILENT  # noqa: E731
     ran = race([A, B], by(A=0.2, B=0.2), steps)
     assert (ran.winner, ran.at, ran.net.started) == (A, 0.95, [(0.0, A)])
+
+
+def never():
+    return False
+
+
+THRIFTY = QUIET._replace(beside=never)
+
+
+def test_gate_where_no_bytes_are_left_a_second_handshake_waits_for_a_long_silence_of_the_first():
+    ran = race([A, B], by(A=0.6, B=0.4), tls_by(A=SILENT, B=0.1), pace=THRIFTY)
+    assert (ran.winner, ran.net.shaken) == (B, [(0.6, A), (0.6 + limits_means.METERED_SILENCE_S, B)])
+
+
+def test_gate_where_no_bytes_are_left_a_failed_handshake_lets_the_next_in_at_once():
+    ran = race([A, B], by(A=0.6, B=0.4), tls_by(A=(0.3, CUT), B=0.1), pace=THRIFTY)
+    assert (ran.winner, ran.net.shaken) == (B, [(0.6, A), (0.9, B)])
+    ran = race([A, B], by(A=0.1, B=0.1), tls_by(A=SILENT, B=0.1), pace=THRIFTY._replace(tls_s=1.0))
+    assert ran.winner == B
+    assert ran.at < limits_means.METERED_SILENCE_S
+
+
+def test_gate_bytes_are_asked_for_only_where_another_handshake_is_under_way():
+    asked = []
+
+    def beside():
+        asked.append(True)
+        return True
+
+    pace = QUIET._replace(beside=beside)
+    assert race([A, B], by(A=0.6, B=0.4), tls_by(A=(0.3, CUT), B=0.1), pace=pace).winner == B
+    assert not asked
+    assert race([A, B], by(A=0.6, B=0.4), tls_by(A=SILENT, B=0.1), pace=pace).net.shaken == [(0.6, A), (1.8, B)]
+    assert len(asked) == 1
 
 
 # -- silence ----------------------------------------------------------------------------------------------------------

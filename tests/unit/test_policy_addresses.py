@@ -285,3 +285,52 @@ class TestFamiliesOfHosts:
         for number in range(3 * limits.FAMILY_RECORDS_MAX):
             self.lose(book, 0.0, host=f"h{number}.test")
         assert len(book._families) <= 2 * limits.FAMILY_RECORDS_MAX
+
+
+class TestClassesOfPath:
+    """An API that IPv6 does badly by, at a host that it does well by."""
+
+    BIG = (NET, HOST, "GET /big")
+
+    def lose(self, book, times, now=0.0):
+        for number in range(times):
+            book.class_failed(*self.BIG)
+            book.class_answered(*self.BIG, 4, now + number)
+
+    def test_ipv6_is_second_for_a_class_that_ipv4_answered_twice_in_its_place(self):
+        book = AddressBook()
+        self.lose(book, 1)
+        assert book.class_leads(*self.BIG, 1.0)
+        self.lose(book, 1, 1.0)
+        assert book.ipv6_is_second(*self.BIG, 2.0)
+        assert not book.class_leads(*self.BIG, 2.0)
+        assert book.class_leads(NET, HOST, "GET /small", 2.0)
+        assert not book.ipv6_is_second(NET, HOST, "GET /small", 2.0)
+        assert not book.ipv6_is_second("other", HOST, "GET /big", 2.0)
+
+    def test_class_that_fails_over_both_families_says_nothing_of_ipv6(self):
+        book = AddressBook()
+        for _ in range(5):
+            book.class_failed(*self.BIG)
+        assert book.class_leads(*self.BIG, 1.0)
+
+    def test_one_answer_over_ipv6_clears_it_and_one_of_another_class_does_not(self):
+        book = AddressBook()
+        self.lose(book, 2)
+        book.class_answered(NET, HOST, "GET /small", 6, 3.0)
+        assert book.ipv6_is_second(*self.BIG, 4.0)
+        book.class_answered(*self.BIG, 6, 5.0)
+        assert not book.ipv6_is_second(*self.BIG, 6.0)
+
+    def test_ipv6_is_tried_anew_once_when_its_time_as_second_is_over(self):
+        book = AddressBook()
+        self.lose(book, 2)
+        later = 1.0 + limits.FAMILY_REPROBE_S
+        assert book.class_leads(*self.BIG, later)
+        assert not book.class_leads(*self.BIG, later + 0.1)
+
+    def test_classes_remembered_are_bounded(self):
+        book = AddressBook()
+        for number in range(5 * limits.FAMILY_CLASSES_MAX):
+            book.class_failed(NET, HOST, f"GET /{number}")
+        assert len(book._classes) <= 2 * limits.FAMILY_CLASSES_MAX

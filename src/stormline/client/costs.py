@@ -7,6 +7,7 @@ from stormline.core.values import Address
 from stormline.net.meter import Meter
 from stormline.net.stream import TcpStream
 from stormline.outbound.race import OpenTcp
+from stormline.policy.extras import ExtraBytes
 
 
 class Costs(NamedTuple):
@@ -22,6 +23,9 @@ class Costs(NamedTuple):
         hedges: attempts made beside one that was silent.
         hedge_bytes_up: of requests that such attempts sent again.
         joined: requests that were not sent because one like them was under way.
+        extra_bytes: what was made beside something else on metered networks, as it was reckoned: hedges, second lanes,
+            second handshakes.
+        extras_refused: how often that was not made for want of bytes.
     """
 
     bytes_up: int = 0
@@ -32,6 +36,38 @@ class Costs(NamedTuple):
     hedges: int = 0
     hedge_bytes_up: int = 0
     joined: int = 0
+    extra_bytes: int = 0
+    extras_refused: int = 0
+
+
+class Extras:
+    """Gives bytes to what is made beside something else: all there are, or a share where the network is metered.
+
+    Args:
+        meter: of the way out.
+        metered: says whether its bytes cost money now.
+
+    Attributes:
+        share: of a metered network; one for all that the way leads to, so that a change gives nothing anew.
+    """
+
+    __slots__ = ("_meter", "_metered", "share")
+
+    def __init__(self, meter: Meter, metered: Callable[[], bool]) -> None:
+        self._meter = meter
+        self._metered = metered
+        self.share = ExtraBytes()
+
+    def entered(self) -> None:
+        """The way leads to another network: what was carried before does not count there."""
+        self.share.start(self._meter.bytes_up + self._meter.bytes_down)
+
+    def take(self, cost_bytes: int) -> bool:
+        """Ask for bytes."""
+        if not self._metered():
+            return True
+        self.share.carried(self._meter.bytes_up + self._meter.bytes_down)
+        return self.share.take(cost_bytes)
 
 
 class Counting:
@@ -42,14 +78,22 @@ class Counting:
 
     Attributes:
         meters: of its sockets, one for each way out that it has used.
+        extras: what is made beside something else, as many.
     """
 
-    __slots__ = ("_busy", "hedge_bytes_up", "hedges", "meters", "wakeups")
+    __slots__ = ("_busy", "extras", "hedge_bytes_up", "hedges", "meters", "wakeups")
 
     def __init__(self, busy: Callable[[], bool]) -> None:
         self._busy = busy
         self.meters = [Meter()]
+        self.extras: list[Extras] = []
         self.wakeups = self.hedges = self.hedge_bytes_up = 0
+
+    def share(self, meter: Meter, metered: Callable[[], bool]) -> Extras:
+        """Give what gives bytes to what is made beside something else over one way out."""
+        extras = Extras(meter, metered)
+        self.extras.append(extras)
+        return extras
 
     def woke(self) -> None:
         """A timer of ours fired."""
@@ -85,4 +129,6 @@ class Counting:
             hedges=self.hedges,
             hedge_bytes_up=self.hedge_bytes_up,
             joined=joined,
+            extra_bytes=sum(each.share.bytes_taken for each in self.extras),
+            extras_refused=sum(each.share.refused for each in self.extras),
         )

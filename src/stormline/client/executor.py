@@ -363,7 +363,7 @@ class Executor:
         elif decision.action is Action.FRESH:
             lane.note(f"{held.peer} is silent: {decision.why}")
             held.doubt()
-            if self.hedges:
+            if self.hedges and steering.spares(run):
                 self._open_beside(lane)
         elif decision.action is Action.GIVE_UP and lane.fresh_at is None:
             lane.note(f"{held.peer} does not answer: {decision.why} ({timeouts.basis})")
@@ -371,7 +371,7 @@ class Executor:
             lane.given_up = True
             self.admission.silent(run)
             self._leave(lane, may_open=may_open)
-        elif decision.action is Action.PROVE and held.peer is not None:
+        elif decision.action is Action.PROVE and held.peer is not None and steering.spares(run):
             lane.note(f"{held.peer} has not shown that it answers: {decision.why}")
             held.set_aside()
             run.left.add(held.peer)
@@ -661,7 +661,7 @@ class Executor:
                 addresses=step.addresses or None,
                 server_name=step.server_name or None,
                 newer_than=lane.begun_at if as_new else lane.newer_than,
-                left=() if as_new or lane.path is not run.path else run.left,
+                left=() if as_new or lane.path is not run.path else run.left and run.path.steering.left_of(run),
                 h1=run.blocked and request.scheme == "https",
                 follower=lane,
             )

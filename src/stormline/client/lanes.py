@@ -40,6 +40,7 @@ class CallLimits(NamedTuple):
         clear: consent to clear HTTP, None for none.
         urgency: 0 to 7, as RFC 9218's.
         wait_network_s: how long it may wait for a network; 0 for not at all.
+        ipv4_first: it is worse over IPv6; see `BusinessRule`.
     """
 
     deadline_s: float
@@ -51,6 +52,7 @@ class CallLimits(NamedTuple):
     clear: "ClearHttp | None" = None
     urgency: int = 3
     wait_network_s: float = 0.0
+    ipv4_first: bool = False
 
 
 class Failed(Exception):
@@ -185,6 +187,11 @@ class Run:
     def wait_network_s(self) -> float:
         """How long it may wait for a network."""
         return self.limits.wait_network_s
+
+    @property
+    def ipv4_first(self) -> bool:
+        """It is worse over IPv6."""
+        return self.limits.ipv4_first
 
     def remaining(self) -> float:
         """Seconds until the deadline."""

@@ -78,6 +78,9 @@ class BusinessRule:
         deadline_s: as `Config.deadline_s`, for these requests; a request's own counts before it.
         priority: who goes first where not all can go: `key`, `normal`, `background`, or 0 (first) to 7 (RFC 9218's
             urgency); None: as usual. A request's own `stormline.priority` counts before it.
+        ipv4_first: these requests are worse over IPv6. What is dialled for them begins with IPv4, and a repetition uses
+            no connection over IPv6 as long as there is an IPv4 address on which the request has not failed. A first
+            attempt goes over the connection there is.
         business: tag for statistics.
         parse: asked for its verdict on each whole answer, before the client's own; see `AsyncClient`.
         parse_wait_s: seconds that the record of a call without a verdict waits for `mark_parsed` after its end.
@@ -91,6 +94,7 @@ class BusinessRule:
     clear: ClearHttp | None = None
     deadline_s: float | None = None
     priority: int | str | None = None
+    ipv4_first: bool = False
     business: str = ""
     parse: Parse | None = None
     parse_wait_s: float = 0.0
@@ -129,6 +133,9 @@ class BusinessRule:
             patterns.urgency(self.priority)
         except errors.LocalProtocolError as error:
             raise errors.ConfigError(str(error).removeprefix("stormline.")) from None
+        ipv4_first: object = self.ipv4_first
+        if not isinstance(ipv4_first, bool):
+            raise errors.ConfigError(f"ipv4_first={ipv4_first!r}: expected True or False")
         parse: object = self.parse
         if parse is not None and not callable(parse):
             raise errors.ConfigError(f"parse: expected a function, not {type(parse).__name__}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stormline.client import joining, patterns
 from stormline.client.answer import Answer
 from stormline.client.config import Config, matches
-from stormline.client.costs import Costs, Counting
+from stormline.client.costs import Costs, Counting, Extras
 from stormline.client.executor import Executor
 from stormline.client.lanes import CallLimits
 from stormline.client.names import NameService
@@ -39,7 +39,7 @@ from stormline.outbound.pool import Connector, HttpPool
 from stormline.outbound.proxy import ProxyDialer
 from stormline.policy import presets
 from stormline.policy.activity import CONDUCT, Activity
-from stormline.policy.network import Change, NetworkChange, NetworkInfo
+from stormline.policy.network import Change, NetworkChange, NetworkInfo, is_metered
 from stormline.policy.presets import Preset
 from stormline.policy.resend import SAFE_METHODS
 from stormline.policy.shape import Network, Pattern, RequestShape
@@ -104,6 +104,7 @@ class Runtime:
             prefers_ipv4=functools.partial(_prefers_ipv4, config),
         )
         self.counting = Counting(self.steering.busy)
+        self._extras = self._share_extras()
         self.parking = Parking(outside.has_route, self.network.may_be_there, self.counting.woke)
         self.conduct = CONDUCT[Activity.FOREGROUND]
         context, h1_context = _contexts(config, foreign_context, outside, alpn)
@@ -180,6 +181,18 @@ class Runtime:
             hedged=self.counting.hedged,
         )
 
+    def _share_extras(self) -> Extras:
+        """Make what bounds the extra bytes of the system's own choice where that is metered."""
+        told, network = self.config.network, weakref.ref(self.network)  # a client that nobody closed must go
+
+        def metered() -> bool:
+            state = network()
+            return state is not None and is_metered(state.info, told)
+
+        extras = self.counting.share(self.counting.meters[0], metered)
+        self.steering.spare = extras.take
+        return extras
+
     def _path_over(self, info: NetworkInfo) -> Path:
         """Make what another way out than the system's own choice needs."""
         meter = Meter()
@@ -191,6 +204,8 @@ class Runtime:
             prefers_ipv4=functools.partial(_prefers_ipv4, self.config),
             beside=self.steering,
         )
+        metered = is_metered(info)
+        steering.spare = self.counting.share(meter, lambda: metered).take
         offers = None if self._h1_context is None else _Offers(steering, self._context, self._h1_context)
         dialer = Dialer(
             self._resolver,
@@ -259,6 +274,7 @@ class Runtime:
         if change.change is Change.LOST:
             return  # what is gone with it has been swept
         self.steering.network = self._place(change.after)
+        self._extras.entered()
         self._leave_gone(doubt=True)
         self._paths.changed(network=True)
 
@@ -525,6 +541,7 @@ class Runtime:
             clear=None if rule is None else rule.clear,
             urgency=_urgency(extensions, rule, preset),
             wait_network_s=patterns.wait_for_network_s(extensions),
+            ipv4_first=rule is not None and rule.ipv4_first,
         )
         if plain is not None:
             self._usual = (plain, found)

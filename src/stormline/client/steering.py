@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stormline.client.sensing import Sensing
-from stormline.core import limits
+from stormline.core import limits, limits_means
 from stormline.core.clock import Rng
 from stormline.core.values import Address
 from stormline.net.clock import SystemClock, SystemRng
@@ -63,6 +63,11 @@ class Call(Protocol):
         """What it looks like."""
         ...
 
+    @property
+    def ipv4_first(self) -> bool:
+        """It was marked as worse over IPv6."""
+        ...
+
 
 class Trying(Protocol):
     """A call, by what it has tried.
@@ -70,10 +75,17 @@ class Trying(Protocol):
     Attributes:
         request: what is asked.
         left: addresses that were tried for it in vain.
+        shape: what it looks like.
     """
 
     request: "HttpRequest"
     left: set[Address]
+    shape: RequestShape
+
+    @property
+    def ipv4_first(self) -> bool:
+        """It was marked as worse over IPv6."""
+        ...
 
 
 class Steering:
@@ -90,6 +102,7 @@ class Steering:
         recalls: gives what was kept of a network between starts, None where nothing was; asked once for each network.
         last_peer: the address that was connected to last.
         learned: called where something new is worth keeping; must not raise.
+        spare: asked for the bytes of what is made beside something else.
 
     Args:
         network: where its requests go out now.
@@ -127,6 +140,7 @@ class Steering:
         self.strategy = Strategy(self.addresses.worked_within)
         self.recalls: Callable[[Network], NetworkRecord | None] = lambda network: None
         self.learned: Callable[[], None] = lambda: None
+        self.spare: Callable[[int], bool] = lambda cost_bytes: True
         self._rng = SystemRng() if rng is None else rng
         self._wall_s = SystemClock().wall if wall_s is None else wall_s
         self._prefers_ipv4 = prefers_ipv4
@@ -200,7 +214,7 @@ class Steering:
             [_candidate(each) for each in addresses],
             self._loop.time(),
             left=[_candidate(each) for each in left],
-            ipv4_first=self._prefers_ipv4(host),
+            ipv4_first=self._prefers_ipv4(host) or self._asks_ipv4_first(host),
         )
         # Families are tried anew by the book, when their time has come.
         family = ranked[0].candidate.family
@@ -210,6 +224,37 @@ class Steering:
             ranked.sort(key=lambda each: each is not other)  # a stable sort: the rest stays as it is
         return [Address(each.candidate.address, each.candidate.port) for each in ranked]
 
+    def _asks_ipv4_first(self, host: str) -> bool:
+        """Say whether a call under way to a host is of those that are worse over IPv6.
+
+        Connections are a host's, not a call's, so a dial is not told for whom it is. That others, which wait for the
+        same connection, get it over IPv4 too costs them nothing.
+        """
+        now = self._loop.time()
+        return any(
+            call.shape.host == host
+            and (call.ipv4_first or not self.addresses.class_leads(self.network.id, host, call.shape.path_class, now))
+            for call in itertools.islice(reversed(self._calls), limits.QUEUE_CALLS_MAX)
+        )
+
+    def left_of(self, call: Trying) -> Collection[Address]:
+        """Give the addresses that a repetition of a call leaves: those it failed on, all of IPv6 where that is worse.
+
+        Worse by the settings, for the host or the call, or as it was measured. As long as there is an IPv4 address that
+        the call has not failed on.
+        """
+        asked, left = call.shape, call.left
+        if not (
+            call.ipv4_first
+            or self._prefers_ipv4(asked.host)
+            or self.addresses.ipv6_is_second(self.network.id, asked.host, asked.path_class, self._loop.time())
+        ):
+            return left
+        known = self._dialled.get(asked.host, ())
+        if all(":" in each.host or each in left for each in known):
+            return left
+        return left.union(each for each in known if ":" in each.host)
+
     def pace(self, host: str) -> Pace:
         """Give the patience of one dial."""
         asks = BEHAVIOUR[self.sensing.carries()]
@@ -217,13 +262,17 @@ class Steering:
         usual_s = self.timeouts.rtt_s(self.network, host, 0.9)
         self.sensing.dialling(host)
         if usual_s is None or limits_of is None:
-            return Pace()
+            return Pace(beside=self._spares_handshake)
         return Pace(
             stagger_s=min(max(asks.stagger_s, 1.5 * usual_s), limits.CONNECT_STAGGER_S_MAX),
             repeat_s=max(limits.DIAL_REPEAT_S, 4.0 * usual_s),
             connect_s=limits_of.connect_s,
             tls_s=limits_of.tls_s,
+            beside=self._spares_handshake,
         )
+
+    def _spares_handshake(self) -> bool:
+        return self.spare(limits_means.HEDGE_HANDSHAKE_BYTES)
 
     def connected(self, host: str, address: Address, *, connect_s: float, tls_s: float | None) -> None:
         """An address won."""
@@ -468,7 +517,13 @@ class Steering:
         late_s = self.hedges.late_s(self.network.id, asked.host, asked.path_class)
         if late_s is None or waited_s < late_s or not self.room(asked.host):
             return False
-        return self.hedges.grant(asked.request_bytes + self.timeouts.answer_bytes(asked))
+        return self.hedges.grant(asked.request_bytes + self.timeouts.answer_bytes(asked)) and self.spares(call)
+
+    def spares(self, call: Call) -> bool:
+        """Say whether another attempt beside one that may still succeed is worth its bytes; then they are taken."""
+        asked = call.shape
+        answer = self.timeouts.learned_answer_bytes(asked) or limits_means.METERED_ANSWER_BYTES
+        return self.spare(limits_means.HEDGE_HANDSHAKE_BYTES + asked.request_bytes + answer)
 
     def _queue(self, call: Call) -> Queue:
         now = self._loop.time()
@@ -521,6 +576,7 @@ class Steering:
         self.strategy.observe(network_id, host, protocol, now, worked=True, pace_s=pace_s, tls_port=tls_port)
         server_s = None if server_timing is None else server_timing_s(server_timing.decode("latin-1"))
         self._judge(asked.host, peer, Verdict.WORKED)
+        self.addresses.class_answered(network_id, host, asked.path_class, 6 if ":" in peer.host else 4, now)
         self.hedges.observe(
             self.network.id,
             asked.host,
@@ -569,6 +625,8 @@ class Steering:
         self.strategy.observe(self.network.id, asked.host, protocol, now, worked=False, tried_s=waited_s)
         if peer is not None:
             self._judge(asked.host, peer, Verdict.FAILED, tried_s=waited_s or 0.0)
+            if ":" in peer.host:
+                self.addresses.class_failed(self.network.id, asked.host, asked.path_class)
         self.timeouts.observe(
             Outcome(
                 network=self.network,

@@ -463,6 +463,8 @@ FAMILY_PROBE_S: Final = 10.0
 FAMILY_RECORDS_MAX: Final = 1024
 """Networks and hosts at which IPv6 has lost, at least; twice as many at most. IPv6 is tried anew where one is
 forgotten."""
+FAMILY_CLASSES_MAX: Final = 256
+"""The same for classes of path that failed over IPv6 where their host did not, about 300 bytes each."""
 
 # -- retries ----------------------------------------------------------------------------------------------------------
 RETRY_SHARE: Final = 0.1

@@ -40,6 +40,20 @@ HEDGE_CLASSES_MAX: Final = 2048
 """Classes of path (network, host, method and first parts of the path) whose waits are remembered, some 300 bytes each;
 those unused for longest go first, never more than twice as many."""
 
+# -- beside a request on a metered network -----------------------------------------------------------------------------
+METERED_SHARE: Final = 0.05
+"""Bytes that all that is made beside something else (hedges, second lanes, second handshakes) may add, where bytes cost
+money, to those of everything else."""
+METERED_FLOAT_BYTES: Final = 32 * 1024
+"""Bytes they may add before anything was carried, so that the first requests can be rescued: five handshakes, or four
+with a small request and answer."""
+METERED_ANSWER_BYTES: Final = 8 * 1024
+"""What an answer beside another is reckoned to cost where none of its class is known; a larger guess would forbid the
+first rescue of each class."""
+METERED_SILENCE_S: Final = 3.0
+"""Silence of a TLS handshake after which another of the same dial is a repetition and not beside it, where no bytes are
+left for that: the kernel has repeated a lost packet twice by then (RFC 6298: after 1 and 3 s at most)."""
+
 # -- answers over clear HTTP ------------------------------------------------------------------------------------------
 CLEAR_BODY_BYTES_MAX: Final = 1024 * 1024
 """Body of an answer whose signature is checked: it is held back, whole, until that is done."""

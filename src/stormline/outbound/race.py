@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_means
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream, TcpStream, reason_of
@@ -36,6 +36,10 @@ Shake = Callable[[TcpStream], Awaitable[Stream]]
 """Does TLS on a connection and takes it over; failed or cancelled, the connection is closed."""
 
 
+def _always() -> bool:
+    return True
+
+
 class Pace(NamedTuple):
     """How patient one dial is, seconds.
 
@@ -44,12 +48,15 @@ class Pace(NamedTuple):
         repeat_s: an address that has shown nothing for so long is knocked at once more; infinite: never.
         connect_s: one TCP connection may take.
         tls_s: one TLS handshake may take.
+        beside: asked before a TLS handshake is begun beside another of the dial; where it says no the one that is under
+            way has until it was silent for `limits_means.METERED_SILENCE_S`.
     """
 
     stagger_s: float = limits.CONNECT_STAGGER_S
     repeat_s: float = limits.DIAL_REPEAT_S
     connect_s: float = limits.TIMEOUT_CONNECT_S_MAX
     tls_s: float = limits.TIMEOUT_CONNECT_S_MAX
+    beside: Callable[[], bool] = _always
 
 
 _DEFAULT_PACE: Final = Pace()
@@ -173,6 +180,7 @@ class Race:
         self._loop = asyncio.get_running_loop()
         self._pace = _DEFAULT_PACE
         self._repeat_s = _DEFAULT_PACE.repeat_s
+        self._thrifty = False  # no bytes are left for a handshake beside another
         self._order: Sequence[Address] = ()
         self._waiting: deque[Address] = deque()  # not started in this round
         self._live: dict[_Racer, None] = {}  # in the order they were started
@@ -433,11 +441,21 @@ class Race:
         for racer in self._live:
             if racer.tls_at is not None:
                 head_s = max(limits.TLS_HEAD_START_S, 2.0 * (racer.up_at - racer.began_at))
-                opens_at = max(opens_at, racer.sign_at + min(head_s, self._repeat_s))
+                silent_s = limits_means.METERED_SILENCE_S if self._thrifty else 0.0
+                opens_at = max(opens_at, racer.sign_at + max(silent_s, min(head_s, self._repeat_s)))
         return opens_at
+
+    def _may_shake(self) -> bool:
+        """Say whether a handshake may begin beside those under way; where not, it may after their long silence."""
+        if self._thrifty or all(racer.tls_at is None for racer in self._live) or self._pace.beside():
+            return True
+        self._thrifty = True
+        return False
 
     async def _pass_gate(self, racer: _Racer) -> None:
         gate_at = self._gate_at()
+        if not (self._gate or racer.up_at < gate_at or self._may_shake()):
+            gate_at = self._gate_at()
         if self._gate or racer.up_at < gate_at:
             self._on_note(f"{racer.address} is connected and waits: another's TLS has its head start")
             racer.turn = self._loop.create_future()
@@ -449,7 +467,7 @@ class Race:
             self._look_by(racer.up_at + self._pace.tls_s)
 
     def _open_gate(self, now: float) -> None:
-        if self._gate and now >= self._gate_at():
+        if self._gate and now >= self._gate_at() and (self._may_shake() or now >= self._gate_at()):
             racer = self._gate.popleft()
             racer.tls_at = now
             if racer.turn is not None and not racer.turn.done():

@@ -13,7 +13,9 @@ failures, six minutes more for each further one up to thirty, a record's life of
 - never all: where every address is banned, all are used, the one whose ban ends first in front;
 - nothing is shuffled here: among equals the given order stands, so whoever wants load spread shuffles before;
 - families: IPv6 first (RFC 8305 section 4) until it loses, on the network or at one host, and again
-  `limits.FAMILY_REPROBE_S` later. A request that failed over IPv6 goes on over IPv4;
+  `limits.FAMILY_REPROBE_S` later. A request that failed over IPv6 goes on over IPv4. A class of path whose requests
+  fail over IPv6 and are answered over IPv4 is remembered by itself: its host's small answers may pass where its large
+  ones do not (a path that swallows large packets), and each of them would clear the host;
 - a start is no time for trials: what is taken over from an earlier one (`restore`) is believed for some minutes.
 """
 
@@ -139,13 +141,14 @@ class _Record:
 class _FamilyMemory:
     """Whether IPv6 goes first, on a network or at one host of it."""
 
-    __slots__ = ("losses", "lost_at", "probing_until", "second_until")
+    __slots__ = ("losses", "lost_at", "probing_until", "second_until", "unproved")
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         self.losses = 0
+        self.unproved = False  # of a class of path: it failed over IPv6, and has not been answered since
         self.lost_at = -math.inf
         self.second_until: float | None = None  # IPv6 is second until then
         self.probing_until: float | None = None
@@ -156,6 +159,9 @@ class _FamilyMemory:
         if self.losses >= FAMILY_LOSSES and (self.second_until is None or now >= self.second_until):
             self.second_until = now + limits.FAMILY_REPROBE_S
             self.probing_until = None
+
+    def is_second(self, now: float) -> bool:
+        return self.second_until is not None and now < self.second_until
 
     def may_lead(self, now: float) -> bool:
         """Say whether IPv6 has its head start; where its time as second is over, one request finds out."""
@@ -188,11 +194,13 @@ class _NetworkMemory:
 class AddressBook:
     """Histories of addresses. One for a client; bounded, those unused for longest go first."""
 
-    __slots__ = ("_families", "_networks", "_records", "dropped")
+    __slots__ = ("_classes", "_families", "_networks", "_records", "dropped")
 
     def __init__(self) -> None:
         # Of a network under the host "", else of one host; only where IPv6 ever lost.
         self._families = RecentTable[tuple[str, str], _FamilyMemory](limits.FAMILY_RECORDS_MAX, _FamilyMemory)
+        # Of classes of path (network, host, class); only where one failed over IPv6.
+        self._classes = RecentTable[tuple[str, str, str], _FamilyMemory](limits.FAMILY_CLASSES_MAX, _FamilyMemory)
         self._records = RecentTable[_Key, _Record](limits.ADDRESS_RECORDS_MAX, _Record)
         self._networks = RecentTable[str, _NetworkMemory](limits.TIMEOUT_NETWORKS_MAX, _NetworkMemory)
         self.dropped = 0
@@ -348,6 +356,40 @@ class AddressBook:
         elif outcome.verdict is Verdict.OUTRUN or network.worked_within(now - PROOF_S, now):
             for key in keys:
                 self._families.use(key).lose(now)
+
+    def class_failed(self, network_id: str, host: str, path_class: str) -> None:
+        """A request of a class of path failed over IPv6: it counts once one is answered over IPv4."""
+        self._classes.use((network_id, host, path_class)).unproved = True
+
+    def class_answered(self, network_id: str, host: str, path_class: str, family: int, now: float) -> None:
+        """A request of a class of path was answered over a family. Costs nothing where none has failed over IPv6."""
+        if not len(self._classes):
+            return
+        memory = self._classes.find((network_id, host, path_class))
+        if memory is None:
+            return
+        if family == 6:
+            memory.clear()
+        elif memory.unproved:
+            memory.unproved = False
+            memory.lose(now)
+
+    def class_leads(self, network_id: str, host: str, path_class: str, now: float) -> bool:
+        """Say whether IPv6 has its head start with a class of path, for all that was measured of that class alone.
+
+        Where its time as second is over one request finds out, so ask only for a dial that begins now.
+        """
+        memory = self._classes.find((network_id, host, path_class)) if len(self._classes) else None
+        return memory is None or memory.may_lead(now)
+
+    def ipv6_is_second(self, network_id: str, host: str, path_class: str, now: float) -> bool:
+        """Say whether IPv6 was measured as worse, on a network, at a host or for a class of path; changes nothing."""
+        found = (
+            self._families.find((network_id, "")),
+            self._families.find((network_id, host)),
+            self._classes.find((network_id, host, path_class)),
+        )
+        return any(memory is not None and memory.is_second(now) for memory in found)
 
     # -- between starts -----------------------------------------------------------------------------------------------
     def worked_within(self, network_id: str, start: float, end: float) -> bool:

@@ -97,6 +97,18 @@ def identify(key: bytes, info: NetworkInfo) -> str:
     return hashed.hexdigest()
 
 
+def is_metered(info: NetworkInfo, told: str = "unknown") -> bool:
+    """Say whether bytes cost money: as the system or the app says, else where the network is cellular.
+
+    Args:
+        info: the network.
+        told: its kind where the app says it.
+    """
+    if info.metered is not None:
+        return info.metered
+    return (info.kind if told == "unknown" else told) == "cell"
+
+
 def prefix_of(address: str, length: int) -> str:
     """Give the network of an IPv4 address; empty for another address."""
     if ":" in address or not 0 <= length <= 32:

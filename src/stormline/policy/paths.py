@@ -132,6 +132,8 @@ class PathPolicy:
             name: the way.
             now: monotonic seconds.
         """
+        if name not in self._ways:
+            return None  # it went away meanwhile: it can take nobody's place
         self.heard(name, now)
         for other, state in self._ways.items():
             if other != name and state.dark_since is not None and not state.dead:

@@ -194,11 +194,17 @@ class ForeignServer:
             )  # fmt: skip
 
     def wait_started(self) -> None:
-        """Wait until it takes connections; an AssertionError shows its log where it does not."""
+        """Wait until it takes connections; an AssertionError shows its log where it does not.
+
+        That it listens is not enough: the worker that takes them may not have been started yet.
+        """
         clock = SystemClock()
         end = clock.monotonic() + START_TIMEOUT_S
         while self._process.poll() is None and clock.monotonic() < end:
-            with contextlib.suppress(OSError), socket.create_connection(self.address, timeout=1.0):
+            with contextlib.suppress(OSError), socket.create_connection(self.address, timeout=1.0) as sock:
+                sock.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionError):
+                    sock.recv(1)  # its end, or a complaint
                 return
             time.sleep(_STEP_S)
         self.stop()

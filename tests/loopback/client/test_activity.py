@@ -8,7 +8,8 @@ import pytest
 
 import stormline
 from stormline.client.background import BACKGROUND
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_means
+from stormline.net.recorded import PushedNetwork
 from stormline.policy.activity import CONDUCT, Activity
 from stormline.testing.gateway import answering
 from stormline.testing.origin import plain
@@ -134,6 +135,28 @@ class TestHedges:
             assert (await client.get(there.url())).status_code == 200
             assert client.costs.hedges == hedged
             assert (client.costs.hedge_bytes_up > 0) == bool(hedged)
+
+    @pytest.mark.parametrize(("metered", "room", "hedged"), [(True, 100, 0), (True, 30_000, 1), (False, 100, 1)])
+    async def test_attempt_beside_a_suspect_has_its_bytes_asked_for_on_a_metered_network(
+        self, origin, metered, room, hedged, monkeypatch
+    ):
+        from stormline.client import steering
+        from stormline.policy import stall
+
+        monkeypatch.setattr(limits, "LOOK_FIRST_S", 0.05)
+        monkeypatch.setattr(limits_means, "METERED_FLOAT_BYTES", room)
+        monkeypatch.setattr(
+            steering.Steering, "look", lambda self, *_, **__: stall.Decision(stall.Action.FRESH, "suspect", 5.0)
+        )
+        there = await self.silent_once(origin)
+        port = PushedNetwork()
+        port.push({"kind": "wifi", "metered": metered, "addresses": ["127.0.0.1"]})
+        async with stormline.AsyncClient(timeout=0.5, config=stormline.Config(network_port=port)) as client:
+            await client.get(there.url())
+            assert (await client.get(there.url())).status_code == 200  # what follows the time-out is never refused
+            assert client.costs.hedges == hedged
+            assert (client.costs.extra_bytes > 0) == (metered and hedged > 0)
+            assert client.costs.extras_refused == (hedged == 0)
 
 
 class TestSetting:

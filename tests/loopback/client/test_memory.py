@@ -16,8 +16,11 @@ from stormline.core import limits_memory
 from stormline.core.values import Address
 from stormline.net import stream
 from stormline.policy.addresses import Candidate
+from stormline.testing.origin import plain
 
 pytestmark = pytest.mark.loopback
+
+HELD = [("/held", "six")] * 2
 
 
 class Hole:
@@ -146,6 +149,45 @@ async def test_host_marked_as_worse_over_ipv6_is_asked_over_ipv4_first(names, or
     machine = Machine(names, {"a.test": (six.address, four.address)})
     assert await machine.start(None) == [six.address]
     assert await machine.start(None, prefer_ipv4=("*.example", "A.test")) == [four.address]
+
+
+async def test_api_marked_as_worse_over_ipv6_is_dialled_over_ipv4_first_and_others_are_not(names, origin):
+    four, six = await origin(), await origin(host="::1")
+    machine = Machine(names, {"a.test": (six.address, four.address)})
+    rules = (stormline.BusinessRule(host="a.test", path="/big/**", ipv4_first=True),)
+    async with stormline.AsyncClient(config=stormline.Config(rules=rules), outside=machine.outside) as client:
+        for path, address in (("/small", six.address), ("/big/1", four.address), ("/small", six.address)):
+            machine.begun.clear()
+            assert (await client.get(f"http://a.test{path}")).text == "ok"
+            assert machine.begun == [address]
+            client._storm.runtime()._pool.leave(lambda stream: True)
+
+
+@pytest.mark.parametrize(("marked", "second"), [(True, "four"), (False, "six")])
+async def test_api_marked_as_worse_over_ipv6_leaves_kept_ipv6_connections_when_repeated(names, origin, marked, second):
+    asked, both = [], asyncio.Event()
+
+    def at(name):
+        async def answer(request, writer):
+            asked.append((request.target, name))
+            if request.target == "/held":
+                if len(asked) == 2:
+                    both.set()
+                await both.wait()
+            if asked == [*HELD, ("/big", "six")]:
+                writer.close()
+            else:
+                writer.write(plain())
+
+        return answer
+
+    four, six = await origin(at("four")), await origin(at("six"), host="::1")
+    outside = names({"a.test": (six.address, four.address)})
+    rules = (stormline.BusinessRule(host="a.test", path="/big", ipv4_first=marked),)
+    async with stormline.AsyncClient(config=stormline.Config(rules=rules), outside=outside) as client:
+        await asyncio.gather(*(client.get("http://a.test/held") for _ in HELD))  # two connections are kept
+        assert (await client.get("http://a.test/big")).text == "ok"
+    assert asked == [*HELD, ("/big", "six"), ("/big", second)]
 
 
 async def test_file_of_a_full_memory_is_read_in_some_milliseconds(tmp_path, names, origin):
