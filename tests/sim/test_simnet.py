@@ -327,6 +327,23 @@ async def test_tcp_info_shows_a_path_that_works_and_one_that_went_silent() -> No
 
 
 @on_virtual_time
+async def test_tcp_info_follows_a_path_that_becomes_slower_than_its_time_out() -> None:
+    net = Net(LinkParams(delay_s=0.01))
+    stream = await net.open()
+    slow = LinkParams(delay_s=0.15)
+    for way in (net.link.up, net.link.down):
+        way.become(slow)
+    for _ in range(20):
+        await stream.send_all(b"question")
+        assert await read_exactly(stream, 8) == b"question"
+        await asyncio.sleep(1.0)
+    info = stream.tcp_info()
+    assert info is not None
+    assert info.rtt_s == pytest.approx(0.3, abs=0.05)
+    stream.close()
+
+
+@on_virtual_time
 async def test_tcp_info_of_a_full_path_shows_its_rate_and_what_waits() -> None:
     net = Net(LinkParams(delay_s=0.01, rate_bps=800_000, queue_bytes=30_000))
     stream = await net.open()

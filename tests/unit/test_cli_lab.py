@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from stormline.cli import main
-from stormline.lab import results
+from stormline.lab import results, verdicts
 from stormline.lab.results import Outcome, RunKey, Traffic, Trust
+from stormline.policy.verdict import Condition, Confidence
 
 
 @pytest.mark.parametrize("words", [["lab"], ["lab", "run", "--profile", "wifi"], ["lab", "validate"]])
@@ -61,3 +62,33 @@ def test_lab_report_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_lab_report_without_results_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["lab", "report", "--in", str(tmp_path / "none.jsonl")]) == 1
     assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_verdicts_are_kept_with_figures_matrix_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = verdicts.CASES[0]
+    looks = {
+        1: (Condition.OK, Confidence.HIGH),
+        2: (Condition.DEAD_WIFI, Confidence.HIGH),
+        3: (Condition.DEAD_WIFI, Confidence.LOW),
+    }
+
+    def run(case: verdicts.Case, seed: int, folder: Path, *, watch: str) -> verdicts.Outcome:
+        condition, confidence = looks[seed]
+        seen = verdicts.Seen(at_s=20.0, condition=condition, confidence=confidence, why="so it is")
+        return verdicts.judge(case, seed, [seen], None)
+
+    monkeypatch.setattr(verdicts, "run", run)
+    monkeypatch.setattr("stormline.lab.namespaces.require_lab", lambda: None)
+    words = ["lab", "verdicts", "--case", case.name, "--out", str(tmp_path)]
+    for seed in looks:
+        words += ["--seed", str(seed)]
+    assert main.run(words) == 1  # it was surely wrong
+    kept = json.loads((tmp_path / "verdicts.json").read_text())
+    figures = {row["name"]: (row["ours"], row["ok"]) for row in kept["rows"]}
+    assert figures == {
+        "verdict_wifi_right_pct": (33.333, False),
+        "verdict_wifi_surely_wrong": (1, False),
+        "verdict_all_surely_wrong": (1, False),
+    }
+    assert kept["matrix"] == {"wifi": {"ok": 1, "dead_wifi": 1, "dead_wifi?": 1}}
+    assert [run["seed"] for run in kept["runs"]] == [1, 2, 3]

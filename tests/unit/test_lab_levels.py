@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stormline.lab import levels, profiles
+from stormline.lab import held_out, levels, profiles
 from stormline.netmodel.course import Course
 from stormline.netmodel.params import LinkParams
 from stormline.policy.level import Level
@@ -85,3 +85,29 @@ def test_client_that_knows_nothing_is_never_near():
     found = levels.score([(0.0, Level.UNKNOWN)], Course(up=GOOD, down=GOOD), 30.0)
     assert (found.near_pct, found.prompt_pct, found.changes) == (0.0, 0.0, 0)
     assert math.isnan(found.delay_max_s)
+
+
+def test_ceiling_is_what_packets_have_shown():
+    every = [0.1 * number for number in range(600)]
+    assert levels.ceiling_pct(BLINKING, every, every, 60.0) > 99.0
+    none_in_the_dark = [at for at in every if not 19.6 <= at < 30.0]
+    blind = levels.ceiling_pct(BLINKING, none_in_the_dark, every, 60.0)
+    assert blind == pytest.approx(100.0 * (1 - 10.0 / 58.0), abs=1.0)
+    late = [at for at in every if not 20.0 <= at < 32.0]
+    assert levels.ceiling_pct(BLINKING, every, late, 60.0) == pytest.approx(100.0 * (1 - 2.0 / 58.0), abs=1.0)
+    steady = Course(up=GOOD, down=GOOD)
+    assert levels.ceiling_pct(steady, [], [], 60.0) == 100.0
+
+
+def test_held_out_networks_are_others_than_those_thresholds_were_chosen_on(tmp_path):
+    made = held_out.profiles(tmp_path)
+    names = [each.name for each in (*held_out.MADE, *held_out.RECORDED)]
+    assert made == held_out.MADE
+    assert len(names) == len(set(names))
+    assert not {each.wifi.numbers() for each in made} & {
+        profile.wifi.numbers() for profile in profiles.PROFILES.values()
+    }
+    known = held_out.drawings()
+    for profile in made:
+        course = levels.course_of(profile, 1, 30.0, folder=tmp_path, made=known)
+        assert all(levels.truth(course, float(at)) is not Level.UNKNOWN for at in range(30))

@@ -152,7 +152,8 @@ class TestEstimate:
 class TestSilence:
     def test_silence_while_something_is_owed_counts_at_once_and_its_end_too(self):
         made = steady(0.06)
-        assert made.quality(10.4, silent_s=0.4).level is Level.EXCELLENT
+        assert made.quality(10.3, silent_s=0.3).level is Level.EXCELLENT  # a lost packet is on its way again
+        assert made.quality(10.4, silent_s=0.4).level is Level.POOR  # and that one was lost too
         assert made.quality(10.7, silent_s=0.7).level is Level.POOR
         dark = made.quality(12.0, silent_s=2.0)
         assert (dark.level, dark.carries) == (Level.BAD, Level.EXCELLENT)

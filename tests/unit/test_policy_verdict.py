@@ -319,3 +319,37 @@ def test_hints_may_be_in_another_language_and_incomplete() -> None:
     german = {"airplane": "Der Flugmodus ist an."}
     assert hint("airplane", "cell", german) == "Der Flugmodus ist an."
     assert hint("ok", "cell", german) == HINTS["ok"]
+
+
+def test_single_failure_of_a_host_that_may_have_healed_makes_no_certainty() -> None:
+    story = Story()
+    story.fail(*[Met.SILENT] * 3)
+    story.machine.answered("other", story.now)
+    story.now += limits.VERDICT_SETTLE_S
+    story.fail(*[Met.SILENT] * 4)
+    assert story.says() == (Condition.SERVER_FAULT, HIGH)
+    story.now += limits.VERDICT_AGAIN_S
+    story.machine.answered("other", story.now)
+    story.fail(Met.SILENT)  # a packet lost on a network that is well
+    assert story.says() == (Condition.SERVER_FAULT, LOW)
+    story.fail(Met.SILENT)
+    assert story.says() == (Condition.SERVER_FAULT, HIGH)
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_new_trouble_is_probed_as_soon_as_the_first(answer: bool) -> None:
+    story = Story()
+    foreign: dict[ProbeKind | str, Finding] = {ProbeKind.CAPTIVE: Finding.FOREIGN}
+    story.last(Met.BAD_CERTIFICATE, foreign, seconds=2.0 * limits.PROBE_PAUSE_S_MAX)
+    assert story.says() == (Condition.CAPTIVE_PORTAL, HIGH)
+    while not story.probe(foreign):
+        story.fail(Met.BAD_CERTIFICATE)
+    if answer:
+        story.machine.answered("shop", story.now)
+    story.fail(Met.SILENT, Met.SILENT)  # two questions were lost
+    story.fail(Met.BAD_CERTIFICATE, Met.BAD_CERTIFICATE)
+    assert story.says() == (Condition.CAPTIVE_PORTAL, LOW)
+    assert story.probe(foreign) == []  # one round in ten seconds at most
+    story.now += limits.PROBE_PAUSE_S
+    assert story.probe(foreign)
+    assert story.says() == (Condition.CAPTIVE_PORTAL, HIGH)

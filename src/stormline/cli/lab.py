@@ -198,6 +198,9 @@ def verdicts_(
         str, typer.Option("--watch", metavar="HOW", help="How the client watches: auto, netlink, polling, off.")
     ] = "auto",
     jobs: JobsOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keep figures, matrix and runs in verdicts.json there.")
+    ] = None,
     json: output.JsonFlag = False,
 ) -> None:
     """Make each fault of a network and look at what the client says of it; exit 1 where it is surely wrong."""
@@ -221,6 +224,8 @@ def verdicts_(
             watch=watch,
             on_outcome=lambda each: output.print_json(each.data()) if json else None,
         )
+    if out is not None:
+        _keep_verdicts(found, out.expanduser())
     if not json:
         output.console().print(_confusion(found))
     if any(each.wrong_high for each in found):
@@ -338,6 +343,26 @@ def _keep(found: "Sequence[Result]", folder: Path) -> None:
     document["runs"] = [results.data(result, whole=False) for result in found]
     bench.keep(document, folder)
     _write_page(found, folder / PAGE)
+
+
+def _keep_verdicts(found: "Sequence[Outcome]", folder: Path) -> None:
+    """Write how often verdicts were right and surely wrong, the matrix, and every run."""
+    from stormline.bench import results as bench
+    from stormline.lab import verdicts
+
+    rows = []
+    for name in dict.fromkeys(each.case.name for each in found):
+        runs = [each for each in found if each.case.name == name]
+        right_pct = 100.0 * sum(each.right for each in runs) / len(runs)
+        wrong = sum(bool(each.wrong_high) for each in runs)
+        rows.append(bench.row(f"verdict_{name}_right_pct", right_pct, "%", goal=100.0, better="higher"))
+        rows.append(bench.row(f"verdict_{name}_surely_wrong", wrong, "runs", goal=0.0))
+    wrong = sum(bool(each.wrong_high) for each in found)
+    rows.append(bench.row("verdict_all_surely_wrong", wrong, "runs", goal=0.0))
+    document = bench.document("verdicts", rows)
+    document["matrix"] = verdicts.matrix(found)
+    document["runs"] = [each.data() for each in found]
+    bench.keep(document, folder)
 
 
 def _rows(found: "Sequence[Result]") -> list[Any]:

@@ -23,10 +23,10 @@ where nothing confirms it."""
 LEVEL_RISE_S: Final = 1.5
 """How long all samples must speak for a better level before it is taken: less than a flicker, and with the half-life
 within five seconds."""
-LEVEL_SILENCE_S: Final = 0.6
-"""Silence, while something is owed, from which it counts as evidence: a lost packet's first repetition (0.2 s) and an
-ordinary round trip are over, and the first look at the connection (`LOOK_FIRST_S`) has shown whether the question has
-arrived, so that only the server is waited for."""
+LEVEL_SILENCE_S: Final = 0.3
+"""Silence, while something is owed, from which it may count as evidence: a lost packet has been sent again after 0.2 s,
+and the first look at the connection (`LOOK_FIRST_S`) has shown whether the question has arrived, so that only the
+server is waited for. A slower path's own round trip asks for more (`level.silence_level`)."""
 LEVEL_SERVER_S: Final = 1.0
 """What a server may take, beside twice what it usually does, where no kernel says whether it has the question."""
 LEVEL_BODY_BYTES_MIN: Final = 16 * 1024

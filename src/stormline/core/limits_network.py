@@ -77,6 +77,9 @@ VERDICT_SURE_S: Final = 10.0
 VERDICT_SETTLE_S: Final = 5.0
 """After others have answered, until the failures of one host count as its own: what was under way in a tunnel still
 fails when light is back."""
+VERDICT_AGAIN_S: Final = 8.0
+"""Within it a host must have failed twice to be surely at fault while others answer: who asks every four seconds meets
+that, and a single packet lost after the host has healed does not (33 wrong looks in 20,000 simulated worlds; now 5)."""
 VERDICT_SLOW_S: Final = 1.0
 """Median of the last times from question to answer from which a network is called slow."""
 VERDICT_TIMES: Final = 5

@@ -5,9 +5,10 @@ The truth is no opinion: `policy.level.level_of` of what the profile makes the l
 what the link is worth.
 """
 
+import bisect
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,7 +17,7 @@ from stormline.lab.chance import SeededRng
 from stormline.lab.faults import Dark, Handover
 from stormline.lab.namespaces import WIFI
 from stormline.lab.profiles_model import Event, LinkSpec, Profile
-from stormline.netmodel.course import Course
+from stormline.netmodel.course import TRACE_WINDOW_S, Course
 from stormline.netmodel.params import LinkParams, read_fades, read_params
 from stormline.netmodel.trace import Trace
 from stormline.policy.level import LEVELS, Level, level_of
@@ -30,7 +31,9 @@ WARM_S: Final = 2.0
 
 
 # -- truth ------------------------------------------------------------------------------------------------------------
-def course_of(profile: Profile, seed: int, duration_s: float, *, folder: Path | None = None) -> Course:
+def course_of(
+    profile: Profile, seed: int, duration_s: float, *, folder: Path | None = None, made: Mapping[str, Trace] = {}
+) -> Course:
     """Lay out what the link in use is in one run of a profile: the WiFi one, in a hand-over the cellular one.
 
     Args:
@@ -38,11 +41,13 @@ def course_of(profile: Profile, seed: int, duration_s: float, *, folder: Path | 
         seed: of the run.
         duration_s: of the run.
         folder: of recorded traces; None: the usual one.
+        made: further traces by name.
 
     Raises:
         ConfigError: a trace is missing.
     """
-    known = traces.load_all(profile.trace_names(), traces.folder() if folder is None else folder)
+    names = [name for name in profile.trace_names() if name not in made]
+    known = {**made, **traces.load_all(names, traces.folder() if folder is None else folder)}
     offset_s = (seed - 1) * profile.duration_s
     up, down = _params(profile.wifi, known, offset_s)
     changes: list[tuple[float, LinkParams, LinkParams]] = []
@@ -142,6 +147,37 @@ def score(told: Iterable[tuple[float, Level]], course: Course, duration_s: float
         moves_per_min=_moves(ranks) / minutes,
         truth_moves_per_min=_moves(true) / minutes,
     )
+
+
+def ceiling_pct(course: Course, sent: Sequence[float], heard: Sequence[float], duration_s: float) -> float:
+    """Give the best `near_pct` that is possible without a packet more than there was, in percent.
+
+    It is that of somebody who sees every packet, knows the round trip and whatever else the link is worth at each
+    moment, and cannot know two things: that it has gone dark, until a packet that was sent into the dark is overdue by
+    a round trip; and that there is light again, until one comes.
+
+    Args:
+        course: of the link.
+        sent: when the device sent packets, in order.
+        heard: when one reached it, in order.
+        duration_s: of the run.
+    """
+    near, dark, since_s, before, last = [], False, 0.0, 0, 0
+    for number in range(round(duration_s / STEP_S)):
+        at_s = number * STEP_S
+        now, right = course.at(at_s), truth(course, at_s).rank
+        if now.dark is not dark:
+            dark, since_s, before = now.dark, at_s, last
+        last = right
+        if dark:
+            # What was on its way is lost too; a trace is called dark when it has been so for a while.
+            begin_s = since_s - now.rtt_s - (0.0 if course.params_at(at_s)[1].trace is None else TRACE_WINDOW_S)
+            known = bisect.bisect_right(sent, at_s - now.rtt_s) > bisect.bisect_left(sent, begin_s - STEP_S)
+        else:
+            known = not since_s or bisect.bisect_right(heard, at_s) > bisect.bisect_left(heard, since_s - STEP_S)
+        if at_s >= WARM_S - STEP_S / 2.0:
+            near.append(known or abs(before - right) <= 1)
+    return 100.0 * sum(near) / len(near)
 
 
 def _filled(told: Sequence[tuple[float, Level]], moments: Sequence[float]) -> list[Level]:

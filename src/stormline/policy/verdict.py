@@ -196,7 +196,7 @@ class VerdictMachine:
         self._failed_at = -math.inf
         self._strikes = 0
         self._found: dict[Probe, _Found] = {}
-        self._next_round_at = -math.inf
+        self._round_at = self._next_round_at = -math.inf
         self._pause_s = limits.PROBE_PAUSE_S
         self._quiet_rounds = 0
         self._dark_rounds = 0
@@ -260,7 +260,12 @@ class VerdictMachine:
         self._recover()
         self._sort = sort
         self._strikes = 1  # the one before was of this sort too
+        self._shorten_pause()
+
+    def _shorten_pause(self) -> None:
+        """Have the next round of probes as early as the first: the long pause was the last trouble's."""
         self._pause_s = limits.PROBE_PAUSE_S
+        self._next_round_at = min(self._next_round_at, self._round_at + self._pause_s)
 
     def answered(
         self, host: str, now: float, *, took_s: float | None = None, server: Address | None = None, tls: bool = False
@@ -280,7 +285,7 @@ class VerdictMachine:
         self._ok_at = self._heard_at = now
         if self._failing_at is not None:
             self._recover()
-            self._pause_s = limits.PROBE_PAUSE_S
+            self._shorten_pause()
         entry = self._hosts.get(host)
         if entry is not None:
             entry.met.clear()
@@ -321,6 +326,7 @@ class VerdictMachine:
         if self._quiet_rounds >= limits.PROBE_ROUNDS_QUIET_MAX:
             return []
         self._quiet_rounds += 1
+        self._round_at = now
         self._next_round_at = now + self._pause_s
         self._pause_s = min(2.0 * self._pause_s, limits.PROBE_PAUSE_S_MAX)
         probes = [Probe(ProbeKind.GATEWAY)] if self.info.gateway else []
@@ -431,7 +437,10 @@ class VerdictMachine:
             return self._say(Condition.DNS_ONLY_BROKEN, False, f"{host} is not resolved, others answer", host)
         # Where others fail now and then too it may be the network, and the host unlucky.
         lonely = all(ok for name, ok in self._outcomes if name != host)
-        sure = entry.alone > limits.PROBE_STRIKES and lonely and now - entry.last_at < limits.VERDICT_SETTLE_S
+        # One failure alone is chance, however many there were before: the host may have healed since.
+        late = sum(now - at < limits.VERDICT_AGAIN_S for _, at in entry.met) >= limits.PROBE_STRIKES
+        late &= now - entry.last_at < limits.VERDICT_SETTLE_S
+        sure = entry.alone > limits.PROBE_STRIKES and lonely and late
         return self._say(Condition.SERVER_FAULT, sure, f"others answer, {host} does not", host)
 
     def _finding(self, *kinds: ProbeKind, far: bool = True) -> list[_Found]:

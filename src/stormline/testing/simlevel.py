@@ -24,9 +24,10 @@ from stormline.testing import simloop
 from stormline.testing.history import History
 from stormline.testing.simdevice import SimNames
 from stormline.testing.simloop import SimClock, SimRng, VirtualLoop
-from stormline.testing.simnet import Link, SimNet
+from stormline.testing.simnet import Host, Link, SimNet
 from stormline.testing.simorigin import Origin
 from stormline.testing.simplatform import Ledger, answer_text, open_tcp_of
+from stormline.testing.simtcp import Segment
 from stormline.testing.simtls import SimTrust
 
 LOOK_S: Final = 0.1
@@ -45,6 +46,8 @@ class Seen:
         asked: calls made.
         stories: what the calls noted, by number of the call.
         packets: on the network, both ways.
+        sent: when packets left the device, in order.
+        heard: when one reached it, in order.
     """
 
     told: list[tuple[float, Level, str]] = field(default_factory=list)
@@ -52,6 +55,27 @@ class Seen:
     asked: int = 0
     stories: list[list[str]] = field(default_factory=list)
     packets: int = 0
+    sent: list[float] = field(default_factory=list)
+    heard: list[float] = field(default_factory=list)
+
+
+class _WatchedNet(SimNet):
+    """Notes when packets leave the one host that has a link, and when they reach it."""
+
+    def watch(self, seen: Seen) -> None:
+        """Note them there."""
+        self._seen = seen
+
+    def carry(self, source: Host, segment: Segment) -> None:
+        """Take a packet from its sender."""
+        if source.link is not None:
+            self._seen.sent.append(self.loop.time())
+        super().carry(source, segment)
+
+    def _arrive(self, target: Host, segment: Segment) -> None:
+        if target.link is not None:
+            self._seen.heard.append(self.loop.time())
+        super()._arrive(target, segment)
 
 
 def run(
@@ -105,7 +129,8 @@ async def _play(
 ) -> Seen:
     loop = cast("VirtualLoop", asyncio.get_running_loop())
     rng, seen = SimRng(seed, "level"), Seen()
-    net = SimNet(loop, rng.child("net"))
+    net = _WatchedNet(loop, rng.child("net"))
+    net.watch(seen)
     origin = Origin(_NAME, Ledger(History(scenario="level", seed=seed)), rng.child("origin"), cost_s=cost_s)
     for number in range(3):
         ip = f"198.51.100.{number + 1}"

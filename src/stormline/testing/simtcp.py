@@ -295,6 +295,10 @@ class TcpEnd:
             self._base += data
             self._una = acked
             self._nxt = max(self._nxt, acked)
+            if self._retries:
+                # RFC 6298 section 5.7: backed off until a round trip is measured, else a path that has become slower
+                # than the time-out is never measured, as all is sent twice. One step of it: a kernel has time stamps.
+                self._rto = min(limits_lab.SIM_RTO_MAX_S, 2.0 * self._rto)
             self._retries = 0
             self._measure(acked)
             self._grow(fresh)
