@@ -100,10 +100,11 @@ def test_ceiling_is_what_packets_have_shown():
 
 
 def test_held_out_networks_are_others_than_those_thresholds_were_chosen_on(tmp_path):
-    made = held_out.profiles(tmp_path)
-    names = [each.name for each in (*held_out.MADE, *held_out.RECORDED)]
-    assert made == held_out.MADE
-    assert len(names) == len(set(names))
+    every = (*held_out.WATCHED, *held_out.WATCHED_RECORDED, *held_out.FRESH, *held_out.FRESH_RECORDED)
+    made = held_out.there(every, tmp_path)
+    assert made == (*held_out.WATCHED, *held_out.FRESH)
+    assert len(every) == len({each.name for each in every})
+    assert len(made) == len({each.wifi.numbers() for each in made})
     assert not {each.wifi.numbers() for each in made} & {
         profile.wifi.numbers() for profile in profiles.PROFILES.values()
     }

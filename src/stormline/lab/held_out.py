@@ -1,10 +1,13 @@
-"""Networks that no threshold was chosen on: how a client does on them says how it will do elsewhere.
+"""Networks on which it is checked how a client does elsewhere than where its thresholds were chosen.
 
-They are for levels (`stormline bench levels`). What is looked at while a threshold is chosen belongs into
-`stormline.lab.profiles`; once one of these was used for that, another has to take its place.
+They are for levels (`stormline bench levels`). The figures of `WATCHED` were looked at while thresholds were chosen on
+`stormline.lab.profiles`; `FRESH` was played afterwards. What is looked into while something is chosen is fresh no more:
+move it, and let another take its place.
 """
 
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,14 +28,13 @@ from stormline.netmodel.synthetic import SHAPES, make_trace
 from stormline.netmodel.trace import Trace
 
 _TRACE_S: Final = 600.0
-_DRAWING: Final = 2
-"""Of the synthetic traces; the profiles' own are the first."""
-_MOVING: Final = RttQuantiles(points=((0, 60), (50, 120), (75, 250), (95, 700), (99, 1500), (100, 2500)))
+_DRAWINGS: Final = (2, 3)
+"""Of the synthetic traces, for `WATCHED` and `FRESH`; the profiles' own are the first."""
 
 
-def _moving() -> LinkSpec:
-    base = link(rtt_ms=120, down_mbps=3, up_mbps=1)
-    return LinkSpec(up=base.up, down=base.down, rtt=_MOVING)
+def _changing(rtt_ms: float, down_mbps: float, up_mbps: float, *points: tuple[float, float]) -> LinkSpec:
+    base = link(rtt_ms=rtt_ms, down_mbps=down_mbps, up_mbps=up_mbps)
+    return LinkSpec(up=base.up, down=base.down, rtt=RttQuantiles(points=points))
 
 
 def _traced(name: str, about: str, stem: str, rtt_ms: float, *, queue_kb: int = 256, requests: int = 300) -> Profile:
@@ -40,7 +42,7 @@ def _traced(name: str, about: str, stem: str, rtt_ms: float, *, queue_kb: int = 
     return Profile(name=name, about=about, wifi=wifi, requests=requests)
 
 
-MADE: Final = (
+WATCHED: Final = (
     Profile(
         name="ho-tunnels", about="150 ms, 2/0.8 Mbit/s, 0.5 % loss; 6 s of dark once in each 20 s.",
         wifi=link(rtt_ms=150, down_mbps=2, up_mbps=0.8, loss_pct=0.5),
@@ -64,7 +66,7 @@ MADE: Final = (
         plan=episodes(Dark(), every_s=45.0, length_s=10.0), requests=120,
     ),
     Profile(name="ho-moving", about="60 to 2500 ms, drawn anew every second, half below 120; 3/1 Mbit/s.",
-            wifi=_moving()),
+            wifi=_changing(120, 3, 1, (0, 60), (50, 120), (75, 250), (95, 700), (99, 1500), (100, 2500))),
     Profile(name="ho-satellite", about="620 ms, 8/2 Mbit/s, 0.3 % loss.",
             wifi=link(rtt_ms=620, down_mbps=8, up_mbps=2, loss_pct=0.3)),
     Profile(
@@ -76,8 +78,8 @@ MADE: Final = (
     _traced("ho-umts", "As syn-umts, another drawing.", "umts-like-2", 120, queue_kb=128),
     _traced("ho-evdo", "As syn-evdo, another drawing.", "evdo-like-2", 150, queue_kb=128, requests=150),
 )  # fmt: skip
-"""Those that are there on every machine."""
-RECORDED: Final = (
+"""There on every machine; their figures were looked at."""
+WATCHED_RECORDED: Final = (
     _traced("tr-lte", "Recorded capacity of LTE in a moving car (AT&T).", "ATT-LTE-driving", 60),
     _traced("tr-umts", "Recorded capacity of UMTS in a moving car (T-Mobile US).", "TMobile-UMTS-driving", 120,
             queue_kb=128),
@@ -87,21 +89,62 @@ RECORDED: Final = (
     _traced("tr-lte-tmo", "Recorded capacity of LTE (T-Mobile US).", "TMobile-LTE-short", 60),
     _traced("tr-lte-vz", "Recorded capacity of LTE (Verizon).", "Verizon-LTE-short", 60),
 )  # fmt: skip
-"""Those that need recordings; see `traces.folder`."""
+"""Need recordings, see `traces.folder`; their figures were looked at."""
+FRESH: Final = (
+    Profile(
+        name="fr-hills", about="180 ms, 1.2/0.5 Mbit/s, 1 % loss; 4 s of dark once in each 15 s.",
+        wifi=link(rtt_ms=180, down_mbps=1.2, up_mbps=0.5, loss_pct=1),
+        plan=episodes(Dark(), every_s=15.0, length_s=4.0),
+    ),
+    Profile(
+        name="fr-metro", about="70 ms, 15/5 Mbit/s; 20 s of light, 12 s of dark.",
+        wifi=link(rtt_ms=70, down_mbps=15, up_mbps=5), plan=blinking(Dark(), good_s=20.0, bad_s=12.0),
+    ),
+    Profile(
+        name="fr-crowd", about="90 ms, 0.6/0.3 Mbit/s, 1.5 % loss, a queue of 128 KB; 200 requests.",
+        wifi=link(rtt_ms=90, down_mbps=0.6, up_mbps=0.3, loss_pct=1.5, queue_kb=128), requests=200,
+    ),
+    Profile(
+        name="fr-kitchen", about="10 ms, 20/10 Mbit/s, 1 % loss; every 1.2 s a fade of 0.2 s that loses 70 %.",
+        wifi=with_fades(
+            link(rtt_ms=10, down_mbps=20, up_mbps=10, loss_pct=1), period_s=1.2, duration_s=0.2, loss_pct=70.0,
+            distribution="uniform",
+        ),
+    ),
+    Profile(name="fr-train", about="40 to 3000 ms, drawn anew every second, half below 200; 1.5/0.5 Mbit/s.",
+            wifi=_changing(200, 1.5, 0.5, (0, 40), (50, 200), (75, 350), (95, 1000), (99, 2000), (100, 3000))),
+    Profile(
+        name="fr-arriving", about="320 ms and 300/150 kbit/s; for 20 s in each 50 s 30 ms and 25/10 Mbit/s.",
+        wifi=link(rtt_ms=320, down_mbps=0.3, up_mbps=0.15, loss_pct=1), cell=link(rtt_ms=30, down_mbps=25, up_mbps=10),
+        plan=episodes(Handover(), every_s=50.0, length_s=20.0),
+    ),
+    _traced("fr-lte", "As syn-lte, a third drawing.", "lte-like-3", 60),
+    _traced("fr-umts", "As syn-umts, a third drawing.", "umts-like-3", 120, queue_kb=128),
+    _traced("fr-evdo", "As syn-evdo, a third drawing.", "evdo-like-3", 150, queue_kb=128, requests=150),
+)  # fmt: skip
+"""There on every machine; played when all was chosen."""
+FRESH_RECORDED: Final = (
+    Profile(
+        name="fr-lte-drive", about="Recorded capacity of LTE in a moving car (T-Mobile US), upwards of another run.",
+        wifi=recorded_link(rtt_ms=60, down="TMobile-LTE-driving.down", up="TMobile-LTE-short.up", queue_kb=256),
+    ),
+)  # fmt: skip
+"""Need recordings; played when all was chosen."""
 
 
-def profiles(folder: Path | None = None) -> tuple[Profile, ...]:
-    """Give all that can be played: `MADE`, and of `RECORDED` those whose recordings are there."""
-    there = traces.folder() if folder is None else folder
-    return (*MADE, *(each for each in RECORDED if not each.missing_traces(there)))
+def there(profiles: Sequence[Profile], folder: Path | None = None) -> tuple[Profile, ...]:
+    """Give those of some profiles whose recordings are in a folder; None: the usual one."""
+    found = traces.folder() if folder is None else folder
+    known = drawings()
+    return tuple(each for each in profiles if not set(each.missing_traces(found)) - set(known))
 
 
+@functools.cache
 def drawings() -> Mapping[str, Trace]:
     """Make the synthetic traces by name."""
     made = {}
-    for shape in SHAPES:
-        for way in ("up", "down"):
-            name = f"{shape.name}-2.{way}"
-            made[name] = make_trace(shape, SeededRng(f"{shape.name}.{way}", _DRAWING), _TRACE_S)
-            made[name].name = name
+    for shape, drawing, way in itertools.product(SHAPES, _DRAWINGS, ("up", "down")):
+        name = f"{shape.name}-{drawing}.{way}"
+        made[name] = make_trace(shape, SeededRng(f"{shape.name}.{way}", drawing), _TRACE_S)
+        made[name].name = name
     return made
