@@ -202,11 +202,11 @@ async def test_nginx_reloaded_under_traffic_loses_none(start, client_of, version
     for _ in range(RELOADS):
         await asyncio.sleep(0.15)
         server.signal(signal.SIGHUP)
-    await asyncio.sleep(0.15)
+    while traffic.done <= 10 * TASKS:  # the machine may be slow; the traffic must go on
+        await asyncio.sleep(0.05)
     stop.set()
     await work
     assert _fair(traffic, version) == []
-    assert traffic.done > 10 * TASKS
     assert doubled(origin) == []
 
 

@@ -288,7 +288,7 @@ async def test_openai_questions_side_by_side_get_each_its_own_answer(ai, place, 
     answers = await asyncio.gather(*(how.run(ai.chat.completions.create, **_question(text)) for text in texts))
     assert [answer.choices[0].message.content for answer in answers] == [text.upper() for text in texts]
     if place.version == "2":
-        assert len(place.api.peers) == 1
+        assert len(place.api.peers) <= limits.H2_CONNECTIONS_SPREAD
 
 
 async def test_openai_stream_comes_word_by_word_as_it_is_sent(ai, place, how):

@@ -21,7 +21,7 @@ class Sender:
     def __init__(self):
         self.heads = []
 
-    async def request(self, request, *, deadline_s, addresses, server_name, on_stage):
+    async def request(self, request, *, deadline_s, addresses, server_name, follower):
         assert addresses == (ADDRESS,)
         self.heads.append(encode(request).head)
         raise ConnectError("down", phase=Phase.CONNECT, maybe_delivered=False)
