@@ -147,7 +147,7 @@ class Acceptance:
             if learned or accepted.version > self._floor:  # before the plan: a crash between them must not lower it
                 floor = _Floor(max(self._floor, accepted.version), tuple(sorted(self._keys)), self._told)
                 self._store.save_floor(msgspec.json.encode(floor).decode("ascii"))
-            self._keep(signed if isinstance(signed, str) else signed.decode("ascii", "replace"))
+            self._keep(self._store, signed if isinstance(signed, str) else signed.decode("ascii", "replace"))
         self._floor = max(self._floor, accepted.version)
         return accepted
 
@@ -167,15 +167,14 @@ class Acceptance:
             del self._told[oldest], self._keys[oldest]
         return True
 
-    def _keep(self, signed: str) -> None:
+    def _keep(self, store: Store, signed: str) -> None:
         """Write down a whole plan; what only confirms one, or changes it, goes behind it or waits for the next."""
         typ = jws.typ_of(signed)
         if typ == plan.TYP:
             self._text = signed
-        if self._store is not None and typ == plan.TYP:
-            self._store.save_plan(signed)
-        elif self._store is not None and typ == plan.TYP_UNCHANGED and self._text:
-            self._store.save_plan(f"{self._text}\n{signed}")
+            store.save_plan(signed)
+        elif typ == plan.TYP_UNCHANGED and self._text:
+            store.save_plan(f"{self._text}\n{signed}")
 
     def _in_time(self, signed: str | bytes, hosts: tuple[str, ...], source: str) -> Plan:
         try:

@@ -32,7 +32,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stormline.core import errors, limits
 from stormline.core import limits_platform as bounds
@@ -45,6 +45,7 @@ from stormline.dispatch.admin_models import DrainOrder, Order, OutcomesOrder, Ro
 from stormline.dispatch.compare import Differences
 from stormline.dispatch.editor import Author, Changed, Editor
 from stormline.dispatch.head import Drained, Head, Rollout
+from stormline.web import bodies
 from stormline.wire import hostname
 
 STATUS: Final = {
@@ -335,7 +336,9 @@ class _Gate:
             if not path.endswith("/openapi.json"):
                 self._check_key(headers.get(b"authorization", b""))
             if not path.endswith(_LARGE):
-                receive = _replay(await _small(receive), receive)
+                receive = bodies.replay(await _small(receive), receive)
+        except bodies.Gone:
+            return  # nobody waits for an answer
         except RequestRefused as error:
             await _refusal(error)(scope, receive, send)
             return
@@ -349,31 +352,13 @@ class _Gate:
 
 async def _small(receive: Receive) -> bytes:
     most = bounds.DISPATCH_SMALL_BODY_BYTES_MAX
-    body = bytearray()
     try:
         async with asyncio.timeout(bounds.REQUEST_BODY_TIMEOUT_S):
-            while True:
-                message = await receive()
-                body += message.get("body", b"")
-                if len(body) > most:
-                    raise RequestRefused("too-large", f"a body has at most {most} bytes here")
-                if not message.get("more_body", False):
-                    return bytes(body)
+            return await bodies.read_whole(receive, most)
+    except bodies.TooLarge:
+        raise RequestRefused("too-large", f"a body has at most {most} bytes here") from None
     except TimeoutError:
         raise RequestRefused("timeout", "the body did not come in time") from None
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    given = False
-
-    async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class Drained(msgspec.Struct, frozen=True, order=True):
         """Give `host`, `host:port` or `[v6]:port`."""
         if not self.port:
             return self.host
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(Address(self.host, self.port))
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

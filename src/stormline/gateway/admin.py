@@ -19,7 +19,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from fastapi import Depends, FastAPI, Query, Request, Response
@@ -28,7 +28,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stormline.appgw.directory import Location
 from stormline.appgw.port import Delivery, Identity
@@ -36,6 +36,7 @@ from stormline.appgw.push import PushResult
 from stormline.core import errors, limits, limits_platform
 from stormline.core.errors import RequestRefused
 from stormline.core.values import Secret
+from stormline.web import bodies
 
 _log = logging.getLogger("stormline.gateway")
 
@@ -348,10 +349,10 @@ class _BoundedBody:
         body = b""
         try:
             async with asyncio.timeout(limits_platform.ADMIN_BODY_TIMEOUT_S):
-                body = await _read(receive)
-        except _Gone:
+                body = await bodies.read_whole(receive, limits_platform.ADMIN_BODY_BYTES_MAX)
+        except bodies.Gone:
             return
-        except _TooLarge:
+        except bodies.TooLarge:
             refusal = _error("too-large", f"a request has at most {limits_platform.ADMIN_BODY_BYTES_MAX} bytes")
         except TimeoutError:
             refusal = _error("timeout", "the request did not come whole in time")
@@ -359,34 +360,4 @@ class _BoundedBody:
             refusal.headers["connection"] = "close"  # the rest is not worth reading
             await refusal(scope, receive, send)
             return
-        given = False
-
-        async def replay() -> Message:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, replay, send)
-
-
-class _Gone(Exception):
-    """The client left before its request was whole."""
-
-
-class _TooLarge(Exception):
-    """The request has more than it may."""
-
-
-async def _read(receive: Receive) -> bytes:
-    body = bytearray()
-    while True:
-        message: dict[str, Any] = dict(await receive())
-        if message["type"] == "http.disconnect":
-            raise _Gone
-        body += message.get("body", b"")
-        if len(body) > limits_platform.ADMIN_BODY_BYTES_MAX:
-            raise _TooLarge
-        if not message.get("more_body", False):
-            return bytes(body)
+        await self._app(scope, bodies.replay(body, receive), send)
