@@ -23,6 +23,7 @@ pytestmark = pytest.mark.loopback
 needs_tcp_info = pytest.mark.skipif(not tcpinfo.available(), reason="this system has no TCP_INFO, or is to do without")
 needs_linux = pytest.mark.skipif(not system.LINUX, reason="not Linux, or its own parts are switched off")
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+RECORDS_SENT = 4  # TLS: two flights of its handshake and the byte; each may be probed for once
 SOL_MPTCP, MPTCP_INFO = 284, 1
 
 
@@ -87,7 +88,9 @@ async def test_tcp_info_of_a_path_that_works_shows_nothing_under_way(pair, until
     stream, _ = pair
     await until(lambda: stream.tcp_info().unacked_bytes == 0)
     info = stream.tcp_info()
-    assert (info.backoffs, info.notsent_bytes, info.retransmits) == (0, 0, 0)
+    assert (info.backoffs, info.notsent_bytes) == (0, 0)
+    # A machine busy for a few milliseconds is answered with tail loss probes (RFC 8985), which count as retransmits.
+    assert info.retransmits <= RECORDS_SENT
     assert 0 < info.min_rtt_s <= 1
     assert 0 < info.rtt_s < info.rto_s
     assert info.ack_age_s >= 0
