@@ -1,5 +1,6 @@
 """Valid inputs to start from, made by the code that writes them; a mutation of one gets far into a parser."""
 
+import functools
 import gzip
 import struct
 import zlib
@@ -8,6 +9,7 @@ import brotli
 import msgspec
 from backports import zstd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stormline.client import memory
 from stormline.net import probes, rtnetlink
@@ -16,7 +18,7 @@ from stormline.outbound.messages import HttpRequest
 from stormline.policy import snapshot
 from stormline.telemetry import report
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
-from stormline.wire import bundle, dns, dns_server, frames, httpsig, jws, plan, tokens
+from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan, tokens
 from stormline.wire import messages as m
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -338,4 +340,38 @@ def probe_answers() -> list[bytes]:
         b"HTTP/1.1 200 OK\r\n\r\nsuccess\n",
         b'{"captive": true, "user-portal-url": "https://portal.test/"}',
         question[2:3] + b"\x81\x83" + question[4:],
+    ]
+
+
+_RELAY_KEY = ohttp.GatewayKey(1, X25519PrivateKey.from_private_bytes(bytes(range(32))))
+RELAY_KEYS = {1: _RELAY_KEY}
+"""A key of a relay that everybody knows."""
+_SEALED, RELAY_ANSWER = ohttp.seal_request(_RELAY_KEY.config, b"\0\3GET\5https\0\1/", entropy=bytes(range(1, 33)))
+
+
+def binary_messages() -> list[bytes]:
+    """Requests and responses of both forms."""
+    fields = ((b"accept", b"*/*"), (b"x-id", b"7"))
+    head = bhttp.RequestHead(b"POST", b"https", HOST.encode(), b"/x?y=1", fields)
+    request = bhttp.Request(*head, b"hello", ((b"digest", b"1"),))
+    informational = b"\3" + bhttp.varint(103) + b"\4link\1a\0"
+    final = bhttp.response_head(bhttp.ResponseHead(200, fields))[1:] + bhttp.chunk(b"abc") + bhttp.chunk(b"de")
+    return [
+        bhttp.encode_request(request),
+        bhttp.request_head(head) + bhttp.chunk(b"hello") + bhttp.end(request.trailers),
+        bhttp.encode_response(bhttp.Response(404, fields, b"no"), pad_to=32),
+        informational + final + bhttp.end() + bytes(4),
+    ]
+
+
+@functools.cache
+def sealed_messages() -> list[bytes]:
+    """Lists of keys, sealed requests whole and in chunks, and an answer."""
+    sealer = ohttp.RequestSealer(_RELAY_KEY.config, entropy=bytes(range(1, 33)))
+    _, seals = ohttp.open_request(RELAY_KEYS, _SEALED)
+    return [
+        ohttp.encode_keys([_RELAY_KEY.config, _RELAY_KEY.config._replace(key_id=2)]),
+        _SEALED,
+        sealer.chunk(b"\0\3GET") + sealer.chunk(b"\5https\0\1/", last=True),
+        ohttp.seal_response(seals, b"\1\x40\xc8", nonce=bytes(range(32))),
     ]

@@ -21,7 +21,7 @@ from stormline.policy.addresses import AddressBook, Candidate
 from stormline.policy.shape import Network, RequestShape
 from stormline.policy.timeouts import TimeoutPolicy
 from stormline.telemetry import report
-from stormline.wire import bundle, dns, dns_server, frames, httpsig, jws, plan
+from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan
 from stormline.wire import events as e
 from stormline.wire import messages as m
 from stormline.wire.connection import Connection
@@ -395,6 +395,55 @@ def fuzz_probe_answer(data: bytes) -> None:
     probes.read_dns_answer(question[:2] + data, question)
 
 
+def _binary(data: bytes, piece_bytes: int) -> tuple[list[bhttp.Event], str]:
+    decoder, events = bhttp.Decoder(), []
+    try:
+        for at in range(0, len(data), piece_bytes):
+            events += decoder.feed(data[at : at + piece_bytes])
+        return events + decoder.feed(b"", last=True), ""
+    except errors.RemoteProtocolError as error:
+        return events, str(error)
+
+
+def fuzz_bhttp(data: bytes) -> None:
+    """A binary HTTP message is the same one however it is cut, or RemoteProtocolError; what is read can be written."""
+    whole, why = _binary(data, max(1, len(data)))
+    pieces, why_not = _binary(data, 1)
+    assert bool(why) == bool(why_not), "another cut, another reading"
+    if why:
+        return
+    text = b"".join(event.content for event in whole if isinstance(event, bhttp.Data))
+    assert text == b"".join(event.content for event in pieces if isinstance(event, bhttp.Data)), "another content"
+    if isinstance(whole[0], bhttp.RequestHead):
+        request = bhttp.decode_request(data)
+        assert bhttp.decode_request(bhttp.encode_request(request)) == request, "a request does not survive encoding"
+    else:
+        response = bhttp.decode_response(data)
+        assert bhttp.decode_response(bhttp.encode_response(response)) == response, "a response does not survive"
+
+
+def fuzz_ohttp(data: bytes) -> None:
+    """Keys and sealed messages are read, or refused with the errors that are documented; nothing forged is opened."""
+    with contextlib.suppress(errors.RemoteProtocolError):
+        found = ohttp.decode_keys(data)
+        assert all(ohttp.choose(config) for config in found), "a key that cannot be used"
+        assert ohttp.decode_keys(ohttp.encode_keys(found)) == found, "keys do not survive encoding"
+    genuine = corpus.sealed_messages()
+    refused = (errors.RemoteProtocolError, errors.SignatureError)
+    with contextlib.suppress(*refused):
+        ohttp.open_request(corpus.RELAY_KEYS, data)
+        assert data in genuine, "a forged request was opened"
+    with contextlib.suppress(*refused):
+        opener = ohttp.RequestOpener(corpus.RELAY_KEYS)
+        for at in range(0, len(data), 7):
+            opener.feed(data[at : at + 7])
+        opener.feed(b"", last=True)
+        assert data in genuine, "a forged request was opened piece by piece"
+    with contextlib.suppress(*refused):
+        ohttp.open_response(corpus.RELAY_ANSWER, data)
+        assert data in genuine, "a forged answer was opened"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A parser under fuzzing: the function that holds its invariant, and valid inputs to start from."""
@@ -417,6 +466,8 @@ TARGETS = {
     "proxy_settings": Target(run=fuzz_proxy_settings, seeds=corpus.proxy_settings),
     "httpsig": Target(run=fuzz_httpsig, seeds=corpus.signed_answers),
     "http2": Target(run=fuzz_http2, seeds=corpus.http2_answers),
+    "bhttp": Target(run=fuzz_bhttp, seeds=corpus.binary_messages),
+    "ohttp": Target(run=fuzz_ohttp, seeds=corpus.sealed_messages),
     "decoding": Target(run=fuzz_decoding, seeds=corpus.coded_bodies),
     "network_memory": Target(run=fuzz_network_memory, seeds=corpus.network_files),
     "rtnetlink": Target(run=fuzz_rtnetlink, seeds=corpus.kernel_messages),

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 ITERATIONS = 400
 NAMES = [
     "frames", "connection_server", "connection_client", "jws", "plan", "dns", "dns_server", "bundle", "report",
-    "address", "proxy_settings", "httpsig", "http2", "decoding", "network_memory",
+    "address", "proxy_settings", "httpsig", "http2", "bhttp", "ohttp", "decoding", "network_memory",
     "rtnetlink", "network_story", "probe_answer",
 ]  # fmt: skip
 
