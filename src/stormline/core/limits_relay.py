@@ -21,3 +21,40 @@ RELAY_KEYS_BYTES_MAX: Final = 4 * 1024
 """A list of key configurations: one of ours has 45 bytes, one with a post-quantum key some 1.3 KB."""
 RELAY_KEYS_MAX: Final = 16
 """Key configurations in a list: those in use, and those before and after them while they change."""
+
+# -- the service ------------------------------------------------------------------------------------------------------
+RELAY_ORIGINS_MAX: Final = 4096
+"""Origins a relay may fetch from; each is named by hand or by dispatch."""
+RELAY_ADDRESSES_MAX: Final = 16
+"""Addresses of one origin in the settings, and those of a name that are tried: as many as one dial tries."""
+RELAY_REQUEST_BYTES_MAX: Final = 1024 * 1024
+"""A sealed request that is not in chunks: it is held whole."""
+RELAY_RESPONSE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""An answer to one that is not in chunks: it is held whole, twice for a moment."""
+RELAY_BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Content of a request or an answer in chunks. A relay is for what does not get through by itself, not for films."""
+RELAY_HEAD_S: Final = 10.0
+"""From a request's first byte to the head inside it: a small request on a slow link takes a second or two."""
+RELAY_DEADLINE_S: Final = 30.0
+"""From the head inside a request to the head of the origin's answer, and again to its last byte; twice what a call of
+the client takes (`CALL_DEADLINE_S`): who gave up is noticed before."""
+RELAY_CONNECT_S: Final = 5.0
+"""For a connection to an origin: the relay stands where the network is good."""
+RELAY_CONNECTIONS_MAX: Final = 512
+"""Connections to origins, kept ones included."""
+RELAY_CONNECTIONS_PER_ORIGIN_MAX: Final = 64
+"""Of these to one origin over HTTP/1.1."""
+RELAY_RATE_PER_S: Final = 20.0
+"""Requests from one address (IPv4, or an IPv6 /64) in the long run: an app's retries of a page, not a crawler."""
+RELAY_BURST: Final = 200
+"""And at once: many devices stand behind one address of an operator's."""
+RELAY_PEERS_MAX: Final = 65536
+"""Addresses whose rate is remembered, some 150 bytes each."""
+
+# -- replays ----------------------------------------------------------------------------------------------------------
+RELAY_REPLAY_WINDOW_S: Final = 60.0
+"""How far the `Date` of a request that is not safe may be from the gateway's clock: a device's clock that was set a
+month ago is off by a second or two, one that was never set is told the time and asks again (RFC 9458 section 6.5.2)."""
+RELAY_REPLAYS_MAX: Final = 200_000
+"""Requests that are not safe, remembered for twice that window, some 120 bytes each: 1,600 a second. More are refused,
+never forgotten."""

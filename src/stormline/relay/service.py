@@ -1,0 +1,211 @@
+"""The role: a relay on its ports, and the gateway behind it, in one process or apart.
+
+    POST /                              a sealed request, on every port; passed to the gateway
+    GET  /                              the gateway's keys
+         /.well-known/ohttp-gateway     the gateway itself (RFC 9540 section 4), on the port behind TLS
+    GET  /healthz                       {"status": "ok"}
+
+Where both are in one process, that process sees who asks and what: it is as trusted as the origin's own front, and no
+more private. Apart, run by two parties, neither sees both.
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from stormline.core import errors, limits_relay
+from stormline.core.clock import Clock, Rng
+from stormline.core.values import Address
+from stormline.net.resolve import Resolver
+from stormline.outbound.dial import Dialer
+from stormline.outbound.pool import HttpPool
+from stormline.relay.forward import GatewayUrl, Relay
+from stormline.relay.gateway import App, Gateway, Keys, Receive, Scope, Send
+from stormline.relay.targets import Targets
+from stormline.web.server import HttpServer, TlsFiles
+from stormline.wire import ohttp
+
+_log = logging.getLogger("stormline.relay")
+
+GATEWAY_PATH: Final = "/.well-known/ohttp-gateway"
+"""RFC 9540 section 4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayConfig:
+    """What is served.
+
+    Attributes:
+        host: address to listen on.
+        ports: clear HTTP, where clients come in; 80 passes most networks. 0 for a free one.
+        tls_port: the same and the gateway over TLS; None: not served.
+        tls: certificate of that port.
+        gateway: a gateway that stands apart; None: it is here.
+        keys: files of the gateway's private keys, the newest first; see `read_key`.
+        origins: where the gateway may fetch from: addresses by host, see `targets.Targets`.
+        trust: TLS trust towards origins and the gateway; None: the system's.
+    """
+
+    host: str = "127.0.0.1"
+    ports: tuple[int, ...] = (0,)
+    tls_port: int | None = None
+    tls: TlsFiles | None = None
+    gateway: GatewayUrl | None = None
+    keys: tuple[Path, ...] = ()
+    origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    trust: ssl.SSLContext | None = None
+
+
+def write_key(path: Path, key_id: int) -> ohttp.GatewayKey:
+    """Make a gateway key and write it, readable by its owner alone.
+
+    Raises:
+        ConfigError: the file exists, or cannot be written.
+    """
+    private = X25519PrivateKey.generate()
+    text = f"{key_id} {private.private_bytes_raw().hex()}\n"
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise errors.ConfigError(f"relay: cannot write the key {path}: {error.strerror}") from error
+    return ohttp.GatewayKey(key_id, private)
+
+
+def read_key(path: Path) -> ohttp.GatewayKey:
+    """Read a gateway key: its id, a space and 32 bytes in hex.
+
+    Raises:
+        ConfigError: it cannot be read, is no key, or others may read it. The message shows nothing of it.
+    """
+    try:
+        with path.open() as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise errors.ConfigError(f"relay: the key {path} may be read by others; chmod 600 it")
+            number, _, secret = file.read(200).strip().partition(" ")
+        key_id = int(number)
+        private = X25519PrivateKey.from_private_bytes(bytes.fromhex(secret))
+    except OSError as error:
+        raise errors.ConfigError(f"relay: cannot read the key {path}: {error.strerror}") from error
+    except ValueError:
+        raise errors.ConfigError(f"relay: {path} holds no key of a gateway") from None
+    if not 0 <= key_id <= 255:
+        raise errors.ConfigError(f"relay: {path}: a key's id is 0 to 255")
+    return ohttp.GatewayKey(key_id, private)
+
+
+def read_keys(paths: tuple[Path, ...]) -> Keys:
+    """Read the gateway's keys.
+
+    Raises:
+        ConfigError: one is no key, or two have one id.
+    """
+    keys = Keys(tuple(read_key(path) for path in paths))
+    if not keys.held or len(keys.by_id) < len(keys.held):
+        raise errors.ConfigError("relay: a gateway has at least one key, and each an id of its own")
+    return keys
+
+
+class Service:
+    """A relay and its gateway, without ports.
+
+    Args:
+        config: what to serve.
+        clock: time of rates and replays.
+        rng: nonces of answers.
+
+    Raises:
+        ConfigError: a key or an origin is malformed.
+    """
+
+    def __init__(self, config: RelayConfig, *, clock: Clock, rng: Rng) -> None:
+        self._names = Resolver()
+        self._pool = HttpPool(
+            Dialer(self._names, config.trust or ssl.create_default_context()),
+            clock,
+            connections_max=limits_relay.RELAY_CONNECTIONS_MAX,
+            connections_per_origin_max=limits_relay.RELAY_CONNECTIONS_PER_ORIGIN_MAX,
+        )
+        self.gateway: Gateway | None = None
+        if config.gateway is None:
+            keys, targets = read_keys(config.keys), Targets(config.origins)
+            self.gateway = Gateway(keys, targets, self._pool, self._names, clock=clock, rng=rng)
+        self.relay = Relay(config.gateway or cast("App", self.gateway), self._pool, clock=clock)
+
+    def app(self, *, tls: bool) -> App:
+        """Give the application for one kind of port."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope["path"]
+            if path == "/":
+                await self.relay(scope, receive, send)
+            elif path == GATEWAY_PATH and tls and self.gateway is not None:
+                await self.gateway(scope, receive, send)
+            elif path == "/healthz" and scope["method"] == "GET":
+                await _answer(send, 200, b'{"status":"ok"}')
+            else:
+                await _answer(send, 404, b'{"error":{"code":"not-found","message":"no such path"}}')
+
+        return app
+
+    async def aclose(self) -> None:
+        """End what is under way to origins."""
+        await self._pool.aclose()
+        self._names.close()
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def run(
+    config: RelayConfig,
+    *,
+    clock: Clock,
+    rng: Rng,
+    started: Callable[[tuple[Address, ...]], None],
+    stop: asyncio.Event,
+) -> None:
+    """Serve until `stop` is set.
+
+    Args:
+        config: what to serve.
+        clock: time of rates and replays.
+        rng: nonces of answers.
+        started: called once, with the addresses of the ports in their order, that behind TLS last.
+        stop: ends the service.
+
+    Raises:
+        ConfigError: a key, an origin or a certificate cannot be used.
+        PlatformError: a port is taken, or the server did not start.
+
+    Cancellation stops it as `stop` does.
+    """
+    service = Service(config, clock=clock, rng=rng)
+    servers: list[HttpServer] = []
+    try:
+        clear = cast("Any", service.app(tls=False))
+        for port in config.ports:
+            server = HttpServer(clear, host=config.host, port=port, what="relay")
+            servers.append(server)
+        if config.tls_port is not None:
+            app = cast("Any", service.app(tls=True))
+            servers.append(HttpServer(app, host=config.host, port=config.tls_port, what="relay (TLS)", tls=config.tls))
+        for server in servers:
+            await server.start()
+            _log.info("relay answers on %s", server.address)
+        started(tuple(server.address for server in servers))
+        await stop.wait()
+    finally:
+        await asyncio.gather(*(server.stop() for server in servers))
+        await service.aclose()
+    _log.info("relay stopped")

@@ -1,0 +1,407 @@
+"""A real relay and gateway on loopback, before a real origin over TLS: what gets through, what not, and who sees it."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import ssl
+from dataclasses import dataclass, field
+from email.utils import formatdate
+
+import httpx2
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from stormline.assembly.authority import ensure_authority
+from stormline.core import errors, limits_relay
+from stormline.net.clock import SystemClock, SystemRng
+from stormline.net.trust import roles_context
+from stormline.relay import service
+from stormline.relay.forward import GatewayUrl
+from stormline.relay.gateway import NAME
+from stormline.relay.replays import DATE_PROBLEM
+from stormline.web.server import HttpServer
+from stormline.wire import bhttp, ohttp
+
+pytestmark = pytest.mark.loopback
+RNG = SystemRng()
+CLOCK = SystemClock()
+
+
+@dataclass
+class Origin:
+    """An origin over TLS that remembers what it was asked."""
+
+    seen: list = field(default_factory=list)
+    bodies: list = field(default_factory=list)
+    aborted: int = 0
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope, receive, send):
+        self.seen.append(scope)
+        body = b""
+        if scope["path"] != "/early":
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    self.aborted += 1
+                    return
+                body += message.get("body", b"")
+                if not message.get("more_body"):
+                    break
+        self.bodies.append(body)
+        headers = [(b"content-type", b"text/plain"), (b"X-Mixed", b"Case"), (b"connection", b"x-hop"), (b"x-hop", b"1"),
+                   (b"proxy-status", b"a-liar; error=dns_error")]  # fmt: skip
+        status = 302 if scope["path"] == "/moved" else 404 if scope["path"] == "/none" else 200
+        if status == 302:
+            headers.append((b"location", b"https://127.0.0.1/secret"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if scope["path"] == "/stream":
+            for number in range(3):
+                await send({"type": "http.response.body", "body": b"piece %d;" % number, "more_body": True})
+                await self.go_on.wait()
+        if scope["path"] == "/large":
+            for _ in range(40):
+                await send({"type": "http.response.body", "body": bytes(50_000), "more_body": True})
+        if scope["path"] == "/breaks":
+            await send({"type": "http.response.body", "body": b"only half", "more_body": True})
+            await self.go_on.wait()
+            raise ConnectionResetError
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else b"hello " + body})
+
+
+@dataclass
+class Stage:
+    """Everything that runs."""
+
+    origin: Origin
+    origin_port: int
+    relay: str
+    tls: str
+    config: ohttp.KeyConfig
+    http: httpx2.AsyncClient
+
+    def head(self, method=b"GET", path=b"/", headers=(), host=b"a.test"):
+        return bhttp.RequestHead(method, b"https", host + b":%d" % self.origin_port, path, tuple(headers))
+
+    async def ask(self, head, content=b"", *, at=None):
+        """Send a whole sealed request; give the answer inside."""
+        sealed, key = self.seal(head, content)
+        answer = await self.http.post(at or self.relay, content=sealed, headers={"content-type": ohttp.REQUEST_TYPE})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == ohttp.RESPONSE_TYPE
+        return bhttp.decode_response(ohttp.open_response(key, answer.content))
+
+    def seal(self, head, content=b""):
+        inner = bhttp.encode_request(bhttp.Request(*head, content))
+        return ohttp.seal_request(self.config, inner, entropy=RNG.token_bytes(32))
+
+    async def ask_chunked(self, head, pieces=(), *, at=None, end=True):
+        """Send a request in chunks; give the events inside the answer."""
+        sealer = ohttp.RequestSealer(self.config, entropy=RNG.token_bytes(32))
+
+        async def content():
+            yield sealer.chunk(bhttp.request_head(head))
+            for piece in pieces:
+                yield sealer.chunk(bhttp.chunk(piece))
+            if end:
+                yield sealer.chunk(bhttp.end(), last=True)
+
+        headers = {"content-type": ohttp.CHUNKED_REQUEST_TYPE, "incremental": "?1"}
+        events, decoder, opener = [], bhttp.Decoder(), None
+        async with self.http.stream("POST", at or self.relay, content=content(), headers=headers) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            opener = ohttp.ResponseOpener(sealer.response)
+            async for data in answer.aiter_raw():
+                events += decoder.feed(b"".join(opener.feed(data)))
+                yield events
+            events += decoder.feed(b"".join(opener.feed(b"", last=True)), last=True)
+        yield events
+
+    async def told(self, head, pieces=()):
+        async for events in self.ask_chunked(head, pieces):
+            found = events
+        content = b"".join(event.content for event in found if isinstance(event, bhttp.Data))
+        return bhttp.Response(*found[0], content)
+
+
+@contextlib.asynccontextmanager
+async def running(config):
+    stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(service.run(config, clock=CLOCK, rng=RNG, started=started.set_result, stop=stop))
+    try:
+        await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+        yield started.result()
+    finally:
+        stop.set()
+        await task
+
+
+@pytest.fixture(name="stage", params=["together", "apart"])
+async def _stage(request, tmp_path):
+    authority = ensure_authority(tmp_path, clock=CLOCK, rng=RNG)
+    leaf = authority.issue("origin", names=("a.test", "relay.test"), ips=("127.0.0.1",))
+    trust = roles_context(authority.certificate.read_bytes(), [])
+    origin = Origin()
+    server = HttpServer(origin, host="127.0.0.1", port=0, what="origin", tls=leaf)
+    await server.start()
+    key = service.write_key(tmp_path / "relay.key", 7)
+    port = server.address.port
+    origins = {f"a.test:{port}": (f"127.0.0.1:{port}",), "b.test": ("127.0.0.1:1",), f"localhost:{port}": (),
+               f"wrong.test:{port}": (f"127.0.0.1:{port}",)}  # fmt: skip
+    gateway = service.RelayConfig(
+        ports=(0,), tls_port=0, tls=leaf, keys=(tmp_path / "relay.key",), origins=origins, trust=trust
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        clear, tls = await stack.enter_async_context(running(gateway))
+        at = f"http://{clear}/"
+        if request.param == "apart":
+            url = GatewayUrl("relay.test", tls.port, service.GATEWAY_PATH, (tls,))
+            (front,) = await stack.enter_async_context(running(service.RelayConfig(gateway=url, trust=trust)))
+            at = f"http://{front}/"
+        http = await stack.enter_async_context(httpx2.AsyncClient(verify=trust, timeout=20))
+        yield Stage(origin, port, at, f"https://127.0.0.1:{tls.port}", key.config, http)
+        origin.go_on.set()
+    await server.stop()
+
+
+async def test_a_request_gets_through_and_the_origin_sees_it_as_it_was(stage):
+    head = stage.head(b"POST", b"/x?y=1", [(b"authorization", b"Bearer s"), (b"date", formatdate().encode()),
+                                           (b"te", b"trailers"), (b"via", b"1.1 liar")])  # fmt: skip
+    answer = await stage.ask(head, b"body")
+    assert (answer.status, answer.content) == (200, b"hello body")
+    (scope,) = stage.origin.seen
+    assert (scope["method"], scope["raw_path"], scope["query_string"]) == ("POST", b"/x", b"y=1")
+    fields = dict(scope["headers"])
+    assert fields[b"host"] == b"a.test:%d" % stage.origin_port
+    assert fields[b"authorization"] == b"Bearer s"
+    assert not {b"te", b"via", b"forwarded", b"x-forwarded-for", b"user-agent"} & set(fields)
+    assert dict(answer.headers)[b"x-mixed"] == b"Case"
+    assert not {b"connection", b"x-hop", b"proxy-status", b"transfer-encoding"} & {name for name, _ in answer.headers}
+
+
+async def test_errors_and_redirects_of_the_origin_come_back_inside_as_they_are(stage):
+    none, moved = await stage.ask(stage.head(path=b"/none")), await stage.ask(stage.head(path=b"/moved"))
+    assert none.status == 404
+    assert moved.status == 302
+    assert dict(moved.headers)[b"location"] == b"https://127.0.0.1/secret"
+    assert [scope["path"] for scope in stage.origin.seen] == ["/none", "/moved"], "a redirect was followed"
+
+
+async def test_chunks_come_as_the_origin_sends_them(stage):
+    seen = []
+    async for events in stage.ask_chunked(stage.head(path=b"/stream")):
+        text = b"".join(event.content for event in events if isinstance(event, bhttp.Data))
+        if b"piece 0;" in text and not stage.origin.go_on.is_set():
+            seen.append(text)
+            stage.origin.go_on.set()  # the rest is sent only after the first piece was seen here
+    assert seen == [b"piece 0;"]
+    assert text == b"piece 0;piece 1;piece 2;hello "
+    assert isinstance(events[-1], bhttp.End)
+
+
+async def test_small_and_large_answers_come_whole_in_chunks(stage):
+    small = await stage.told(stage.head())
+    assert (small.status, small.content) == (200, b"hello ")
+    large = await stage.told(stage.head(path=b"/large"))
+    assert len(large.content) == 40 * 50_000 + len(b"hello ")
+
+
+async def test_a_large_body_goes_through_in_chunks(stage):
+    pieces = [bytes([number]) * 8000 for number in range(60)]
+    head = stage.head(b"PUT", b"/up", [(b"date", formatdate().encode())])
+    answer = await stage.told(head, pieces)
+    assert answer.content == b"hello " + b"".join(pieces)
+
+
+async def test_a_request_that_breaks_off_never_reaches_the_origin_whole(stage):
+    head = stage.head(b"PUT", b"/up", [(b"date", formatdate().encode())])
+    async for events in stage.ask_chunked(head, [b"half"], end=False):
+        told = events
+    assert told[0].status == 400
+    assert b"maybe-delivered" in dict(told[0].headers)[b"proxy-status"]
+    assert stage.origin.bodies == []
+
+
+async def test_an_answer_that_breaks_off_is_not_taken_for_whole(stage):
+    got = []
+
+    async def read():
+        async for events in stage.ask_chunked(stage.head(path=b"/breaks")):
+            got[:] = events
+            stage.origin.go_on.set()
+
+    with pytest.raises((errors.RemoteProtocolError, httpx2.RemoteProtocolError)):
+        await read()
+    assert b"".join(event.content for event in got if isinstance(event, bhttp.Data)) == b"only half"
+    assert not any(isinstance(event, bhttp.End) for event in got)
+    whole = await stage.ask(stage.head(path=b"/breaks"))
+    assert whole.status == 502
+    assert NAME.encode() in dict(whole.headers)[b"proxy-status"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "error"),
+    [
+        ({"authority": b"evil.test"}, 403, b"http_request_denied"),
+        ({"authority": b"127.0.0.1"}, 403, b"http_request_denied"),
+        ({"authority": b"0x7f.1"}, 400, b"http_request_error"),
+        ({"authority": b"[::ffff:127.0.0.1]"}, 403, b"http_request_denied"),
+        ({"authority": b"a.test"}, 403, b"http_request_denied"),
+        ({"scheme": b"http"}, 403, b"http_request_denied"),
+        ({"method": b"TRACE"}, 405, b"http_request_denied"),
+        ({"headers": ((b"host", b"evil.test"),)}, 400, b"http_request_error"),
+        ({"authority": b"b.test"}, 502, b"destination_unavailable"),
+    ],
+)
+async def test_what_is_not_relayed_is_told_inside_and_reaches_nobody(stage, change, status, error):
+    answer = await stage.ask(stage.head()._replace(**change))
+    assert answer.status == status
+    told = dict(answer.headers)[b"proxy-status"]
+    assert told.startswith(b"%s; error=%s" % (NAME.encode(), error))
+    assert b"maybe-delivered" not in told
+    assert stage.origin.seen == []
+
+
+async def test_a_name_that_leads_inside_is_refused(stage):
+    """The settings name the host and no address: then only the public internet counts."""
+    answer = await stage.ask(stage.head(host=b"localhost"))
+    assert (answer.status, stage.origin.seen) == (502, [])
+    assert b"error=destination_ip_prohibited" in dict(answer.headers)[b"proxy-status"]
+
+
+async def test_an_origin_with_the_wrong_certificate_is_never_spoken_to(stage):
+    answer = await stage.ask(stage.head(host=b"wrong.test"))
+    assert (answer.status, stage.origin.seen) == (502, [])
+    assert b"error=tls_certificate_error" in dict(answer.headers)[b"proxy-status"]
+
+
+async def test_a_repeated_request_that_changes_something_is_refused(stage):
+    head = stage.head(b"POST", headers=[(b"date", formatdate().encode())])
+    sealed, key = stage.seal(head, b"pay")
+    answers = [
+        await stage.http.post(stage.relay, content=sealed, headers={"content-type": ohttp.REQUEST_TYPE})
+        for _ in range(2)
+    ]
+    first, second = (bhttp.decode_response(ohttp.open_response(key, answer.content)) for answer in answers)
+    assert (first.status, second.status) == (200, 409)
+    assert stage.origin.bodies == [b"pay"]
+
+
+async def test_a_read_may_be_repeated(stage):
+    sealed, _ = stage.seal(stage.head())
+    for _ in range(2):
+        answer = await stage.http.post(stage.relay, content=sealed, headers={"content-type": ohttp.REQUEST_TYPE})
+        assert answer.status_code == 200
+    assert len(stage.origin.seen) == 2
+
+
+@pytest.mark.parametrize("headers", [[], [(b"date", formatdate(0).encode())], [(b"date", b"soon")]])
+async def test_a_device_with_a_wrong_clock_is_told_the_time(stage, headers):
+    answer = await stage.ask(stage.head(b"POST", headers=headers), b"pay")
+    assert answer.status == 400
+    assert json.loads(answer.content)["type"] == DATE_PROBLEM
+    told = dict(answer.headers)[b"date"]
+    again = await stage.ask(stage.head(b"POST", headers=[(b"date", told)]), b"pay")
+    assert again.status == 200
+
+
+async def test_an_unknown_key_is_told_outside_so_that_the_client_fetches_it(stage):
+    other = ohttp.GatewayKey(9, X25519PrivateKey.generate())
+    sealed, _ = ohttp.seal_request(other.config, b"", entropy=RNG.token_bytes(32))
+    answer = await stage.http.post(stage.relay, content=sealed, headers={"content-type": ohttp.REQUEST_TYPE})
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/problem+json"
+    listed = await stage.http.get(stage.relay)
+    assert ohttp.decode_keys(listed.content) == (stage.config,)
+    assert listed.headers["content-type"] == ohttp.KEYS_TYPE
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "status"),
+    [
+        (b"", ohttp.REQUEST_TYPE, 400),
+        (b"nonsense" * 20, ohttp.REQUEST_TYPE, 400),
+        (b"nonsense" * 20, ohttp.CHUNKED_REQUEST_TYPE, 400),
+        (b"", ohttp.CHUNKED_REQUEST_TYPE, 400),
+        (b"{}", "application/json", 415),
+    ],
+)
+async def test_what_is_no_sealed_request_is_refused_outside(stage, content, media, status):
+    answer = await stage.http.post(stage.relay, content=content, headers={"content-type": media})
+    assert answer.status_code == status
+    assert stage.origin.seen == []
+
+
+async def test_a_request_that_is_too_large_is_refused(stage):
+    content = bytes(limits_relay.RELAY_REQUEST_BYTES_MAX + 1)
+    answer = await stage.http.post(stage.relay, content=content, headers={"content-type": ohttp.REQUEST_TYPE})
+    assert answer.status_code == 413
+
+
+async def test_the_gateway_is_found_behind_tls_alone(stage):
+    found = await stage.http.get(stage.tls + service.GATEWAY_PATH)
+    assert ohttp.decode_keys(found.content) == (stage.config,)
+    assert (await stage.ask(stage.head(), at=stage.tls + service.GATEWAY_PATH)).status == 200
+    assert (await stage.http.get(stage.relay + service.GATEWAY_PATH[1:])).status_code == 404
+    assert (await stage.http.get(stage.relay + "healthz")).json() == {"status": "ok"}
+
+
+async def test_one_line_cannot_take_all(stage):
+    answers = await asyncio.gather(
+        *(stage.http.get(stage.relay) for _ in range(limits_relay.RELAY_BURST + 60)), return_exceptions=True
+    )
+    codes = [each.status_code for each in answers if isinstance(each, httpx2.Response)]
+    assert codes.count(429) >= 1
+    assert codes.count(200) >= limits_relay.RELAY_BURST
+    late = next(each for each in answers if isinstance(each, httpx2.Response) and each.status_code == 429)
+    assert int(late.headers["retry-after"]) >= 1
+
+
+async def test_the_log_shows_neither_what_is_asked_nor_keys(stage, caplog):
+    with caplog.at_level(logging.DEBUG, logger="stormline"):
+        await stage.ask(
+            stage.head(b"POST", b"/private-path", [(b"date", formatdate().encode()), (b"cookie", b"secret")])
+        )
+        await stage.ask(stage.head(host=b"wrong.test", path=b"/private-path"))
+    assert "private-path" not in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_key_is_its_owners_alone(tmp_path):
+    path = tmp_path / "relay.key"
+    key = service.write_key(path, 3)
+    assert path.stat().st_mode & 0o777 == 0o600
+    read = service.read_key(path)
+    assert read.config == key.config
+    with pytest.raises(errors.ConfigError, match="cannot write"):
+        service.write_key(path, 3)
+    path.chmod(0o644)
+    with pytest.raises(errors.ConfigError, match="chmod 600"):
+        service.read_key(path)
+
+
+@pytest.mark.parametrize("text", ["", "7", "7 abc", "x 00", "300 " + "11" * 32, "7 " + "11" * 31])
+def test_what_is_no_key_is_refused_and_not_shown(tmp_path, text):
+    path = tmp_path / "relay.key"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(errors.ConfigError) as caught:
+        service.read_key(path)
+    assert "11" * 31 not in str(caught.value)
+
+
+def test_keys_have_ids_of_their_own(tmp_path):
+    service.write_key(tmp_path / "a", 1)
+    service.write_key(tmp_path / "b", 1)
+    for paths in ((), (tmp_path / "a", tmp_path / "b")):
+        with pytest.raises(errors.ConfigError, match="id of its own"):
+            service.read_keys(paths)
+
+
+def test_ssl_is_verified_by_default(tmp_path):
+    service.write_key(tmp_path / "a", 1)
+    made = service.Service(service.RelayConfig(keys=(tmp_path / "a",)), clock=CLOCK, rng=RNG)
+    assert made.gateway is not None
+    context = made._pool._dialer._context
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
