@@ -1,4 +1,4 @@
-"""The client's side of a relay, through a real one: answers as by any other means, and failures whose reach it knows."""
+"""The client side of a relay, through a real one: answers as by any other means, and failures whose reach it knows."""
 
 import asyncio
 import contextlib
