@@ -11,7 +11,7 @@ from stormline.settings.model import Ports
 
 
 def test_choose_nothing_asked_gives_all_but_the_demo() -> None:
-    assert [role.name for role in roles.choose((), demo=False)] == ["dispatch", "gateway", "apm", "console"]
+    assert [role.name for role in roles.choose((), demo=False)] == ["dispatch", "gateway", "apm", "relay", "console"]
 
 
 def test_choose_demo_adds_the_shop() -> None:

@@ -11,7 +11,13 @@ from stormline.relay.targets import Refused, Target, Targets, is_public, reachab
 from stormline.wire import bhttp
 
 TARGETS = Targets(
-    {"shop.test": (), "api.shop.test:8443": ("10.0.0.1", "10.0.0.2:9443"), "192.0.2.7": (), "[2001:db8::1]:444": ()}
+    {
+        "shop.test": (),
+        "near.test": ("http://10.0.0.3", "http://10.0.0.4:8080"),
+        "api.shop.test:8443": ("10.0.0.1", "10.0.0.2:9443"),
+        "192.0.2.7": (),
+        "[2001:db8::1]:444": (),
+    }
 )
 
 
@@ -26,6 +32,7 @@ def head(authority, *headers, method=b"GET", scheme=b"https"):
         (b"shop.test:443", Target("shop.test", 443)),
         (b"SHOP.test.", Target("shop.test", 443)),
         (b"api.shop.test:8443", Target("api.shop.test", 8443, (Address("10.0.0.1", 8443), Address("10.0.0.2", 9443)))),
+        (b"near.test", Target("near.test", 443, (Address("10.0.0.3", 80), Address("10.0.0.4", 8080)), "http")),
         (b"192.0.2.7", Target("192.0.2.7", 443)),
         (b"[2001:db8:0::1]:444", Target("2001:db8::1", 444)),
     ],
@@ -73,6 +80,8 @@ def test_anything_else_is_refused(asked, status):
         {"https://shop.test": ()},
         {"shop test": ()},
         {"shop.test": ("other.test",)},
+        {"shop.test": ("http://other.test",)},
+        {"shop.test": ("http://10.0.0.1", "10.0.0.1")},
         {"shop.test": ("10.0.0.1",) * (limits_relay.RELAY_ADDRESSES_MAX + 1)},
         {f"h{number}.test": () for number in range(limits_relay.RELAY_ORIGINS_MAX + 1)},
     ],
@@ -107,6 +116,12 @@ def test_of_a_names_addresses_only_the_public_ones_count():
     with pytest.raises(Refused) as caught:
         reachable(target, found[:1])
     assert caught.value.error == "destination_ip_prohibited"
+
+
+def test_the_origin_is_told_its_own_name():
+    assert TARGETS.find(head(b"near.test")).authority == "near.test"
+    assert TARGETS.find(head(b"api.shop.test:8443")).authority == "api.shop.test:8443"
+    assert TARGETS.find(head(b"[2001:db8::1]:444")).authority == "[2001:db8::1]:444"
 
 
 def posted(made_at):

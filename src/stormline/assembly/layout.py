@@ -65,6 +65,11 @@ class Layout(NamedTuple):
         return self.pki / "token-key.pem"
 
     @property
+    def relay_key(self) -> Path:
+        """Private key of the relay's gateway."""
+        return self.pki / "relay-key"
+
+    @property
     def ca(self) -> Path:
         """Certificate of the authority."""
         return self.pki / "ca.pem"

@@ -16,9 +16,11 @@ from stormline.core.values import Address, Secret
 from stormline.dispatch import rules as dispatch_rules
 from stormline.engine.nats import EngineConfig, connect
 from stormline.engine.server import RunningServer
+from stormline.relay import keys as relay_keys
 from stormline.settings.model import Nats, Settings
 from stormline.wire import bundle as wire_bundle
-from stormline.wire.plan import Carrier, Endpoint, HostPlan
+from stormline.wire import jws, ohttp
+from stormline.wire.plan import SEALED, Carrier, Endpoint, HostPlan, Policy
 
 ENGINE_HOST: Final = "127.0.0.1"
 """The embedded engine serves this machine's processes; what is on other machines gets an external one."""
@@ -55,13 +57,16 @@ def prepare(
         upstream = f"http://{Address(settings.advertised, settings.ports.shop)}"
         upstreams = {SHOP_HOST: upstream, **settings.api.upstreams}
         settings = msgspec.structs.replace(settings, api=msgspec.structs.replace(settings.api, upstreams=upstreams))
+        origins = {SHOP_HOST: upstream, **settings.relay.origins}
+        settings = msgspec.structs.replace(settings, relay=msgspec.structs.replace(settings.relay, origins=origins))
     ca = authority.ensure_authority(place.pki, clock=clock, rng=rng)
     for role, name in SERVER_NAMES.items():
         ca.issue(role, names=[name], ips=[settings.advertised])
     plan_key = authority.ensure_signing_key(place.plan_key, "plan")
     token_key = authority.ensure_signing_key(place.token_key, "token")
     api_keys = keys.ensure_keys(place, rng=rng)
-    _keep_rules(_rules(settings, running), place)
+    relay = _relay(settings, place) if "relay" in running else None
+    _keep_rules(_rules(settings, running, relay), place)
     resolved = layout.Resolved(
         settings=settings,
         plan_keys={plan_key.kid: plan_key.public_text},
@@ -147,8 +152,21 @@ def _settle_ports(settings: Settings, running: Iterable[Role], *, rng: Rng) -> S
     return msgspec.structs.replace(settings, ports=msgspec.structs.replace(settings.ports, **chosen))
 
 
-def _rules(settings: Settings, running: Mapping[str, Role]) -> dispatch_rules.RuleSet:
-    """Say how each host of the API gateway is reached: over the long connection to this unit's gateway."""
+def _relay(settings: Settings, place: layout.Layout) -> Endpoint:
+    """Give the relay as clients are told of it; its key is made at the first start and kept."""
+    path = place.relay_key
+    key = relay_keys.read_key(path) if path.exists() else relay_keys.write_key(path, 1)
+    return Endpoint(
+        host=settings.advertised,
+        port=settings.ports.relay,
+        carrier=SEALED,
+        unit=settings.unit,
+        keys=jws.b64url(ohttp.encode_keys([key.config])),
+    )
+
+
+def _rules(settings: Settings, running: Mapping[str, Role], relay: Endpoint | None) -> dispatch_rules.RuleSet:
+    """Say how each host is reached: over the long connection to this unit's gateway, and through the relay."""
     hosts: dict[str, HostPlan] = {}
     gateways: dict[str, tuple[Endpoint, ...]] = {}
     if "gateway" in running:
@@ -161,6 +179,11 @@ def _rules(settings: Settings, running: Mapping[str, Role]) -> dispatch_rules.Ru
         )
         hosts = {host: HostPlan(endpoints=(gateway,)) for host in settings.api.upstreams}
         gateways = {settings.app: (gateway,)}
+    if relay is not None:
+        for origin in settings.relay.origins:
+            host = origin.partition(":")[0]
+            known = hosts.get(host, HostPlan(dns=True))
+            hosts[host] = msgspec.structs.replace(known, policy=Policy(relays=(relay,)))
     report = None
     if "apm" in running:
         report = Endpoint(

@@ -177,6 +177,26 @@ async def _gateway(context: Context) -> None:
     )
 
 
+async def _relay(context: Context) -> None:
+    from stormline.relay import service
+    from stormline.settings.load import relay_origins
+
+    settings = context.settings
+    config = service.RelayConfig(
+        host=settings.host,
+        ports=(settings.ports.relay,),
+        keys=(context.place.relay_key,),
+        origins=relay_origins(settings.relay.origins),
+    )
+    await service.run(
+        config,
+        clock=context.clock,
+        rng=context.rng,
+        started=lambda addresses: context.started({"relay": addresses[0]}),
+        stop=context.stop,
+    )
+
+
 async def _console(context: Context) -> None:
     from stormline.console import service
     from stormline.console.config import ConsoleConfig
@@ -198,7 +218,13 @@ async def _console(context: Context) -> None:
     )
 
 
-SERVICES: Mapping[str, Service] = {"dispatch": _dispatch, "gateway": _gateway, "apm": _apm, "console": _console}
+SERVICES: Mapping[str, Service] = {
+    "dispatch": _dispatch,
+    "gateway": _gateway,
+    "apm": _apm,
+    "relay": _relay,
+    "console": _console,
+}
 
 
 def run(name: str, place: layout.Layout, service: Service) -> int:

@@ -42,6 +42,7 @@ ROLES: Final = {
         Role("dispatch", ("dispatch",), False, "server", (*_SERVER, "fastapi")),
         Role("gateway", ("gateway", "admin"), True, "server", (*_SERVER, "nats", "fastapi")),
         Role("apm", ("apm",), False, "apm", (*_SERVER, *_STORE)),
+        Role("relay", ("relay",), False, "server", _SERVER),
         Role("console", ("console",), False, "console", _SERVER),
         Role("shop", ("shop",), True, "server", (*_SERVER, "nats"), "stormline.demo.role"),
     )

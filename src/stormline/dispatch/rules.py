@@ -13,8 +13,8 @@ from stormline.core import errors, ids
 from stormline.core import limits_platform as limits
 from stormline.core.values import parse_address
 from stormline.policy import means, presets
-from stormline.wire import hostname, pathpattern, strictjson
-from stormline.wire.plan import PUSH, Carrier, Endpoint, HostPlan, Policy
+from stormline.wire import hostname, jws, ohttp, pathpattern, strictjson
+from stormline.wire.plan import PUSH, SEALED, Carrier, Endpoint, HostPlan, Policy
 
 FORMAT: Final = "stormline-rules/1"
 RELAY: Final = "relay"
@@ -153,7 +153,7 @@ class _Check:
                 raise errors.ConfigError(f"rules: gateways of app {app[:80]!r}, which is not among the apps")
             gateways[app] = self._all(endpoints, f"rules: gateway of app {app!r}")
             _small(gateways[app], limits.GATEWAYS_BYTES_MAX, f"rules: gateways of app {app!r}")
-        report = self._endpoint(rules.report, "rules: report: endpoint") if rules.report else None
+        report = self._all((rules.report,), "rules: report")[0] if rules.report else None
         self._check_dns()
         return msgspec.structs.replace(
             rules, hosts=hosts, apps=apps, preload=preload, gateways=gateways, report=report,
@@ -207,11 +207,28 @@ class _Check:
             if name not in MEANS:
                 raise errors.ConfigError(f"{where}: {name[:40]!r} is no means: one of {', '.join(sorted(MEANS))}")
         _check_switches(policy.disabled, where)
-        self._all(policy.relays, f"{where}: relays")
+        _at_most(policy.relays, limits.RULES_NAMES_MAX, where, "relays")
+        for number, relay in enumerate(policy.relays, 1):
+            place = f"{where}: relay {number}"
+            if relay.carrier != SEALED:
+                raise errors.ConfigError(f"{place}: carrier {relay.carrier[:40]!r}: expected {SEALED!r}")
+            try:
+                keys = ohttp.decode_keys(jws.b64url_decode(relay.keys))
+            except (ValueError, errors.RemoteProtocolError) as error:
+                raise errors.ConfigError(f"{place}: keys: {error}") from None
+            if not keys:
+                raise errors.ConfigError(f"{place}: no key that clients know how to use")
+            self._endpoint(relay, place)
 
     def _all(self, endpoints: Iterable[Endpoint], where: str) -> tuple[Endpoint, ...]:
         endpoints = tuple(endpoints)
         _at_most(endpoints, limits.RULES_NAMES_MAX, where, "endpoints")
+        for number, each in enumerate(endpoints, 1):
+            if each.carrier not in _CARRIERS:
+                names = ", ".join(sorted(_CARRIERS))
+                raise errors.ConfigError(f"{where}: endpoint {number}: carrier {each.carrier[:40]!r}: one of {names}")
+            if each.keys:
+                raise errors.ConfigError(f"{where}: endpoint {number}: only relays have keys")
         return tuple(self._endpoint(each, f"{where}: endpoint {n}") for n, each in enumerate(endpoints, 1))
 
     def _endpoint(self, endpoint: Endpoint, where: str) -> Endpoint:
@@ -225,10 +242,6 @@ class _Check:
                 _endpoint_decoder.decode(_encoder.encode(endpoint))
             except msgspec.MsgspecError as error:
                 raise errors.ConfigError(f"{where}: {error}") from error
-        if endpoint.carrier not in _CARRIERS:
-            raise errors.ConfigError(
-                f"{where}: carrier {endpoint.carrier[:40]!r}: one of {', '.join(sorted(_CARRIERS))}"
-            )
         if endpoint.role not in ("", PUSH):
             raise errors.ConfigError(f"{where}: role {endpoint.role[:40]!r}: expected {PUSH!r} or nothing")
         for what in ("unit", "operator", "region"):

@@ -13,9 +13,9 @@ origin may have the request.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from email.utils import formatdate
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from stormline.core import errors, limits_relay
 from stormline.core.clock import Clock, Rng
@@ -23,6 +23,7 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.outbound.held import Follower, Unfollowed
 from stormline.outbound.messages import HttpRequest, HttpResponse
+from stormline.relay.keys import Keys
 from stormline.relay.replays import Replay, Replays
 from stormline.relay.targets import Refused, Target, Targets, reachable
 from stormline.wire import bhttp, ohttp
@@ -79,22 +80,6 @@ class Names(Protocol):
     async def resolve(self, host: str, port: int) -> tuple[Address, ...]:
         """See `net.resolve.Resolver.resolve`."""
         ...
-
-
-class Keys(NamedTuple):
-    """The gateway's keys: the first is offered first, and every one is opened with, so that keys can change."""
-
-    held: tuple[ohttp.GatewayKey, ...]
-
-    @property
-    def by_id(self) -> Mapping[int, ohttp.GatewayKey]:
-        """Keys by their id."""
-        return {key.key_id: key for key in self.held}
-
-    @property
-    def listed(self) -> bytes:
-        """What clients fetch."""
-        return ohttp.encode_keys(key.config for key in self.held)
 
 
 class _Outside(Exception):
@@ -245,11 +230,14 @@ class Gateway:
             raise _Inside(self._replayed(replay)) from replay
         request = HttpRequest(
             head.method.decode("ascii"),
-            "https",
+            target.scheme,
             target.host,
             target.port,
             head.path,
-            tuple(each for each in head.headers if each[0] not in _NOT_PASSED),
+            (
+                (b"host", target.authority.encode("ascii")),
+                *(each for each in head.headers if each[0] not in _NOT_PASSED),
+            ),
             body,
         )
         follower = Unfollowed()
@@ -260,7 +248,7 @@ class Gateway:
                 body_deadline_s=2 * limits_relay.RELAY_DEADLINE_S,
                 connect_timeout_s=limits_relay.RELAY_CONNECT_S,
                 addresses=addresses,
-                server_name=target.host,
+                server_name=target.host if target.scheme == "https" else None,
                 follower=follower,
             )
         except errors.LocalProtocolError as error:

@@ -11,26 +11,23 @@ more private. Apart, run by two parties, neither sees both.
 
 import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-from stormline.core import errors, limits_relay
+from stormline.core import limits_relay
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.net.resolve import Resolver
 from stormline.outbound.dial import Dialer
 from stormline.outbound.pool import HttpPool
 from stormline.relay.forward import GatewayUrl, Relay
-from stormline.relay.gateway import App, Gateway, Keys, Receive, Scope, Send
+from stormline.relay.gateway import App, Gateway, Receive, Scope, Send
+from stormline.relay.keys import read_keys
 from stormline.relay.targets import Targets
 from stormline.web.server import HttpServer, TlsFiles
-from stormline.wire import ohttp
 
 _log = logging.getLogger("stormline.relay")
 
@@ -48,7 +45,7 @@ class RelayConfig:
         tls_port: the same and the gateway over TLS; None: not served.
         tls: certificate of that port.
         gateway: a gateway that stands apart; None: it is here.
-        keys: files of the gateway's private keys, the newest first; see `read_key`.
+        keys: files of the gateway's private keys, the newest first; see `keys.read_key`.
         origins: where the gateway may fetch from: addresses by host, see `targets.Targets`.
         trust: TLS trust towards origins and the gateway; None: the system's.
     """
@@ -61,56 +58,6 @@ class RelayConfig:
     keys: tuple[Path, ...] = ()
     origins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     trust: ssl.SSLContext | None = None
-
-
-def write_key(path: Path, key_id: int) -> ohttp.GatewayKey:
-    """Make a gateway key and write it, readable by its owner alone.
-
-    Raises:
-        ConfigError: the file exists, or cannot be written.
-    """
-    private = X25519PrivateKey.generate()
-    text = f"{key_id} {private.private_bytes_raw().hex()}\n"
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-    except OSError as error:
-        raise errors.ConfigError(f"relay: cannot write the key {path}: {error.strerror}") from error
-    return ohttp.GatewayKey(key_id, private)
-
-
-def read_key(path: Path) -> ohttp.GatewayKey:
-    """Read a gateway key: its id, a space and 32 bytes in hex.
-
-    Raises:
-        ConfigError: it cannot be read, is no key, or others may read it. The message shows nothing of it.
-    """
-    try:
-        with path.open() as file:
-            if os.fstat(file.fileno()).st_mode & 0o077:
-                raise errors.ConfigError(f"relay: the key {path} may be read by others; chmod 600 it")
-            number, _, secret = file.read(200).strip().partition(" ")
-        key_id = int(number)
-        private = X25519PrivateKey.from_private_bytes(bytes.fromhex(secret))
-    except OSError as error:
-        raise errors.ConfigError(f"relay: cannot read the key {path}: {error.strerror}") from error
-    except ValueError:
-        raise errors.ConfigError(f"relay: {path} holds no key of a gateway") from None
-    if not 0 <= key_id <= 255:
-        raise errors.ConfigError(f"relay: {path}: a key's id is 0 to 255")
-    return ohttp.GatewayKey(key_id, private)
-
-
-def read_keys(paths: tuple[Path, ...]) -> Keys:
-    """Read the gateway's keys.
-
-    Raises:
-        ConfigError: one is no key, or two have one id.
-    """
-    keys = Keys(tuple(read_key(path) for path in paths))
-    if not keys.held or len(keys.by_id) < len(keys.held):
-        raise errors.ConfigError("relay: a gateway has at least one key, and each an id of its own")
-    return keys
 
 
 class Service:

@@ -15,6 +15,7 @@ from stormline.core.values import Address, parse_address
 from stormline.wire import bhttp, hostname
 
 _HTTPS_PORT: Final = 443
+_CLEAR: Final = "http://"
 _NAT64: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48")))
 """RFC 6052, RFC 8215: IPv6 that leads to the IPv4 address in its last bits."""
 
@@ -26,16 +27,19 @@ class Target(NamedTuple):
         host: in its normal form.
         port: TCP port.
         addresses: where it is, as the settings say; empty: by its name.
+        scheme: `https`; `http` where the operator says that it is so near that nobody stands between.
     """
 
     host: str
     port: int
     addresses: tuple[Address, ...] = ()
+    scheme: str = "https"
 
     @property
     def authority(self) -> str:
         """Host, and port where it is not HTTPS' own: what `Host` says."""
-        return self.host if self.port == _HTTPS_PORT else f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _HTTPS_PORT else f"{host}:{self.port}"
 
 
 class Refused(Exception):
@@ -57,7 +61,8 @@ class Targets:
 
     Args:
         origins: addresses by `host` or `host:port`; none: the name is resolved, and only public addresses count. An
-            address that is written here may be private: the operator says so.
+            address that is written here may be private, and asked without TLS (`http://192.0.2.1:8080`): the operator
+            says so.
 
     Raises:
         ConfigError: a name or an address is malformed, or there are too many.
@@ -130,11 +135,15 @@ def _read(name: str, addresses: tuple[str, ...]) -> Target:
     host, port = _split(name)
     if len(addresses) > limits_relay.RELAY_ADDRESSES_MAX:
         raise errors.ConfigError(f"relay: {name!r}: at most {limits_relay.RELAY_ADDRESSES_MAX} addresses")
-    places = tuple(parse_address(each, default_port=port) for each in addresses)
+    clear = {text.startswith(_CLEAR) for text in addresses}
+    if len(clear) > 1:
+        raise errors.ConfigError(f"relay: {name!r}: some addresses are asked without TLS, and some with it")
+    default = 80 if True in clear else port
+    places = tuple(parse_address(text.removeprefix(_CLEAR), default_port=default) for text in addresses)
     for place in places:
         if not place.is_ip:
             raise errors.ConfigError(f"relay: {name!r}: {place.host!r} is no IP address")
-    return Target(host, port, places)
+    return Target(host, port, places, "http" if True in clear else "https")
 
 
 def _split(authority: str) -> tuple[str, int]:

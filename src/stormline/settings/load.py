@@ -269,6 +269,20 @@ def _check_dns_upstream(value: str) -> None:
         raise ValueError(value)
 
 
+def relay_origins(value: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Read `relay.origins`: addresses by host, as they are written."""
+    return {host: tuple(each.strip() for each in text.split(",") if each.strip()) for host, text in value.items()}
+
+
+def _check_relay_origins(value: dict[str, str]) -> None:
+    for host, addresses in relay_origins(value).items():
+        if not _HOST.fullmatch(host.partition(":")[0]):
+            raise ValueError(host)
+        for text in addresses:
+            if not parse_address(text.removeprefix("http://"), default_port=443).is_ip:
+                raise ValueError(text)
+
+
 def _check_unit(value: str) -> None:
     ids.check_label(value, "unit")
 
@@ -281,6 +295,7 @@ _CHECKS: Final[dict[str, Callable[[Any], None]]] = {
     "nats.url": _check_nats_url,
     "api.upstreams": _check_upstreams,
     "dns.upstream": _check_dns_upstream,
+    "relay.origins": _check_relay_origins,
 }
 _LABEL = "1 to 32 of a-z, 0-9 and inner '-'"
 _EXPECTED: Final[dict[str, str]] = {
@@ -291,6 +306,7 @@ _EXPECTED: Final[dict[str, str]] = {
     "log_level": "debug, info, warning or error",
     "nats.url": "nats://host:port (several with commas), without user and password, which have their own keys",
     "api.upstreams": 'host names with http(s)://ip:port, such as {"shop.demo" = "http://127.0.0.1:8707"}',
+    "relay.origins": "host names with ip, ip:port or http://ip:port (several with commas) or nothing",
     "dns.upstream": f"1 to {limits.FORWARD_SERVERS_MAX} of ip or ip:port, with commas",
     **{f"ports.{field.name}": "a port, 0 to 65535 (0: a free one)" for field in msgspec.structs.fields(Ports)},
 }

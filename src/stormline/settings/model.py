@@ -28,6 +28,7 @@ class Ports(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         console: the operator's pages, HTTP.
         nats: the embedded engine; unused where `nats.url` names an external one.
         shop: the demo's upstream, HTTP.
+        relay: sealed requests, HTTP.
     """
 
     dispatch: Port = 8701
@@ -37,6 +38,7 @@ class Ports(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     console: Port = 8705
     nats: Port = 8706
     shop: Port = 8707
+    relay: Port = 8708
 
 
 class Nats(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +85,17 @@ class Dns(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     upstream: str = ""
 
 
+class Relay(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Requests that come sealed, where nothing else gets through.
+
+    Attributes:
+        origins: where each host is fetched from that may be asked for, by `host` or `host:port`: addresses as `ip`,
+            `ip:port` or `http://ip:port` with commas, or nothing for those of its name that are public.
+    """
+
+    origins: dict[str, str] = {}
+
+
 class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything, resolved.
 
@@ -98,6 +111,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         nats: an external engine.
         api: the API application gateway.
         dns: names answered by the scheduling centre.
+        relay: requests that come sealed.
     """
 
     state: str
@@ -110,6 +124,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nats: Nats = Nats()
     api: Api = Api()
     dns: Dns = Dns()
+    relay: Relay = Relay()
 
     @property
     def advertised(self) -> str:

@@ -35,6 +35,8 @@ PUSH: Final = "push"
 """The role of gateways for devices that only receive pushes or run in the background, and of such a device."""
 CLEAR_CENTRE: Final = "http"
 """`carrier` of a centre that is asked in clear HTTP, where its signature alone protects."""
+SEALED: Final = "ohttp"
+"""`carrier` of a relay: clear HTTP that carries sealed requests (RFC 9458)."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]  # integers that every JSON reader keeps exact
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -80,6 +82,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
         region: region it stands in, empty where it does not matter.
         operator: network operator it is close to, empty where it does not matter.
         role: `push` for a gateway that serves push-only and background devices, else empty.
+        keys: of a relay alone: the keys to seal for, `application/ohttp-keys` as base64url, the first that fits.
     """
 
     host: str
@@ -91,6 +94,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     region: str = ""
     operator: str = ""
     role: str = ""
+    keys: str = ""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -104,7 +108,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         read_timeout_s: longest silence while waiting for an answer.
         deadline_s: whole call with all attempts.
         relay: whether requests may go through a relay.
-        relays: the relays that may be used, best first.
+        relays: the relays that may be used, best first; carrier `SEALED`.
         clear: whether clear HTTP may be used at all. A permission, not an order: the app must have consented too, and
             say whose signature counts.
         sample: share of the calls of which a record is sent, 0 to 1.

@@ -11,7 +11,7 @@ import pytest
 from stormline.assembly.authority import ensure_authority
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.net.trust import roles_context
-from stormline.relay import service
+from stormline.relay import keys, service
 from stormline.relay.forward import GatewayUrl
 from stormline.web.server import HttpServer
 from stormline.wire import bhttp, ohttp
@@ -138,7 +138,7 @@ async def _stage(request, tmp_path):
     origin = Origin()
     server = HttpServer(origin, host="127.0.0.1", port=0, what="origin", tls=leaf)
     await server.start()
-    key = service.write_key(tmp_path / "relay.key", 7)
+    key = keys.write_key(tmp_path / "relay.key", 7)
     port = server.address.port
     origins = {f"a.test:{port}": (f"127.0.0.1:{port}",), "b.test": ("127.0.0.1:1",), f"localhost:{port}": (),
                f"wrong.test:{port}": (f"127.0.0.1:{port}",)}  # fmt: skip

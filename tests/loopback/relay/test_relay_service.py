@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stormline.core import errors, limits_relay
 from stormline.net.clock import SystemClock, SystemRng
-from stormline.relay import service
+from stormline.relay import keys, service
 from stormline.relay.gateway import NAME
 from stormline.relay.replays import DATE_PROBLEM
 from stormline.wire import bhttp, ohttp
@@ -234,15 +234,15 @@ async def test_the_log_shows_neither_what_is_asked_nor_keys(stage, caplog):
 
 def test_a_key_is_its_owners_alone(tmp_path):
     path = tmp_path / "relay.key"
-    key = service.write_key(path, 3)
+    key = keys.write_key(path, 3)
     assert path.stat().st_mode & 0o777 == 0o600
-    read = service.read_key(path)
+    read = keys.read_key(path)
     assert read.config == key.config
     with pytest.raises(errors.ConfigError, match="cannot write"):
-        service.write_key(path, 3)
+        keys.write_key(path, 3)
     path.chmod(0o644)
     with pytest.raises(errors.ConfigError, match="chmod 600"):
-        service.read_key(path)
+        keys.read_key(path)
 
 
 @pytest.mark.parametrize("text", ["", "7", "7 abc", "x 00", "300 " + "11" * 32, "7 " + "11" * 31])
@@ -251,20 +251,20 @@ def test_what_is_no_key_is_refused_and_not_shown(tmp_path, text):
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(errors.ConfigError) as caught:
-        service.read_key(path)
+        keys.read_key(path)
     assert "11" * 31 not in str(caught.value)
 
 
 def test_keys_have_ids_of_their_own(tmp_path):
-    service.write_key(tmp_path / "a", 1)
-    service.write_key(tmp_path / "b", 1)
+    keys.write_key(tmp_path / "a", 1)
+    keys.write_key(tmp_path / "b", 1)
     for paths in ((), (tmp_path / "a", tmp_path / "b")):
         with pytest.raises(errors.ConfigError, match="id of its own"):
-            service.read_keys(paths)
+            keys.read_keys(paths)
 
 
 def test_ssl_is_verified_by_default(tmp_path):
-    service.write_key(tmp_path / "a", 1)
+    keys.write_key(tmp_path / "a", 1)
     made = service.Service(service.RelayConfig(keys=(tmp_path / "a",)), clock=CLOCK, rng=RNG)
     assert made.gateway is not None
     context = made._pool._dialer._context
