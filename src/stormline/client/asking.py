@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import email.utils
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from stormline.policy.asking import Centres, Question, Rung, Way
 from stormline.wire.bundle import Bundle
 from stormline.wire.plan import CLEAR_CENTRE, Carrier, Plan
 
+_log = logging.getLogger("stormline.client")
 T = TypeVar("T")
 Lookup = Callable[[str, int], Awaitable[tuple[Address, ...]]]
 """Finds the addresses of a name; raises OSError."""
@@ -104,6 +106,7 @@ class Asker:
             while not question.over:
                 now = self._clock.monotonic()
                 for way in question.plan(now):
+                    _log.debug("dispatch: asking %s", way)
                     live[asyncio.ensure_future(one(way))] = (way, now)
                 due = question.next_timer()
                 wait_s = None if due is None else max(0.0, due - self._clock.monotonic())
@@ -117,9 +120,11 @@ class Asker:
                         return task.result()
                     if not isinstance(error, errors.StormlineError | OSError):
                         raise error
+                    reason = str(error) or "no answer in time"
+                    _log.debug("dispatch: %s: %s", way, reason)
                     if isinstance(error, errors.AnswerRejected):
                         rejected = error
-                    failures.append(f"{way}: {error}")
+                    failures.append(f"{way}: {reason}")
                     self.centres.observe_failure(way, now, self._rng.random())
                     question.observe(way, now)
         finally:
@@ -135,6 +140,7 @@ class Asker:
         self, way: Way, began: float, now: float, live: dict[asyncio.Task[T], tuple[Way, float]],
         ways: tuple[Way, ...], one: Callable[[Way], Awaitable[T]],
     ) -> None:  # fmt: skip
+        _log.debug("dispatch: %s has answered", way)
         self.centres.observe_answer(way, now - began, now)
         for silent, since in live.values():
             if since < began:
@@ -145,12 +151,14 @@ class Asker:
 
     async def _sniff(self, way: Way, one: Callable[[Way], Awaitable[object]]) -> None:
         began = self._clock.monotonic()
+        _log.debug("dispatch: asking %s once more", way)
         try:
             await one(way)
         except (errors.StormlineError, OSError):
             self.centres.observe_failure(way, self._clock.monotonic(), self._rng.random())
         else:
             now = self._clock.monotonic()
+            _log.debug("dispatch: %s has answered", way)
             self.centres.observe_answer(way, now - began, now)
 
     def _ended(self, task: "asyncio.Task[object]") -> None:
@@ -162,7 +170,8 @@ class Asker:
         """POST to one centre.
 
         Raises:
-            TransportError: no whole answer came in time.
+            TransportError: no whole answer came.
+            TimeoutError: none came in time.
             OSError: its name has no address.
         """
         address = Address(way.host, way.port)

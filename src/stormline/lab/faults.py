@@ -308,6 +308,45 @@ class CaptivePortal(_Filter):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unreachable(_Filter):
+    """Servers are out of the device's reach, by all their TCP ports or by one; each other they still reach."""
+
+    about = "what the device sends to some servers vanishes, or is answered with RST"
+    hosts: tuple[str, ...]
+    """IPv4 addresses."""
+    port: int | None = None
+    refused: bool = False
+    """Answered with RST, new connections and open ones."""
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop both ways, or answer in the servers' name."""
+        there, back = (f"tcp {end} {self.port or '1-65535'}" for end in ("dport", "sport"))
+        verdict = "reject with tcp reset" if self.refused else "drop"
+        rules = [f'iifname "lan0" ip daddr {host} {there} {verdict}' for host in self.hosts]
+        if not self.refused:
+            rules += [f"ip saddr {host} {back} drop" for host in self.hosts]
+        return {"forward": rules}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diverted(_Filter):
+    """A box on the way takes the connections to a port of some servers."""
+
+    about = "TCP connections to a port of some servers end at another server"
+    hosts: tuple[str, ...]
+    """IPv4 addresses."""
+    port: int
+    to: str
+    """`ip:port` of the box."""
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Rewrite the destination."""
+        return {
+            "nat": [f'iifname "lan0" ip daddr {host} tcp dport {self.port} dnat ip to {self.to}' for host in self.hosts]
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class NatForgets(_Filter):
     """A NAT with a short memory: what was idle for longer is not known any more, and nobody is told."""
 

@@ -74,6 +74,7 @@ class Stage:
         folder: Path,
         duration_s: float | None = None,
         trace_folder: Path | None = None,
+        names: Mapping[str, Sequence[str]] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Plan a stage; nothing is made yet.
@@ -84,6 +85,7 @@ class Stage:
             folder: for certificates; made where it is not there.
             duration_s: of the run, where it is not the profile's own; events keep their rhythm.
             trace_folder: where recordings lie; None: `traces.folder()`.
+            names: more names that DNS knows, and their addresses; who answers there is the caller's business.
             clock: where time comes from; the machine's where None.
 
         Raises:
@@ -94,6 +96,7 @@ class Stage:
         self._seed = seed
         self._folder = folder
         self._trace_folder = traces.folder() if trace_folder is None else trace_folder
+        self._names = {name: list(addresses) for name, addresses in (names or {}).items()}
         self._clock = clock or SystemClock()
         missing = profile.missing_traces(self._trace_folder)
         if missing:
@@ -200,7 +203,7 @@ class Stage:
             seed=self._seed,
             certificates=certificates,
             listeners=listeners,
-            zone={specs.SHOP: list(self.addresses), specs.DOH: [resolver]},
+            zone={**self._names, specs.SHOP: list(self.addresses), specs.DOH: [resolver]},
             lies=captives,
             dns=self.profile.dns,
             dns_addresses=[resolver],
