@@ -357,6 +357,41 @@ How dispatch is asked, and what its answers are:
 - Fields are only ever added. Who reads a plan ignores what it does not know, and skips endpoints whose carrier it does
   not know.
 """
+_OBEYED = """
+The client acts on a policy from its next request on; requests under way keep what they began with. Where several speak
+of one request, the first of these that says something has the word:
+
+1. the request: its extensions (`stormline.plan`, `stormline.deadline_s`, `stormline.priority`), and a time-out given to
+   httpx that is neither its default of 5 s nor the config's;
+2. the first `BusinessRule` of the app that fits it, in what it sets;
+3. the plan;
+4. the client's config and defaults.
+
+What a plan switches off is off, whoever says what: `disabled`, `clear: false`, `dns_only`.
+
+- `preset`, `tries`: a request or rule that names a preset has said all numbers of tries; a rule's `tries` lie over
+  the plan's. Numbers beyond a client's own largest count as that one.
+- `order`: the means it names come first, the others follow in their order. Clear HTTP and the original URL stay last,
+  and so does a long connection that has just failed.
+- `connect_timeout_s`: one connection to an origin, TCP and TLS. The long connection, which all requests share, has
+  the config's.
+- `read_timeout_s`: not for event streams; what a long poll may be held comes on top.
+- `deadline_s`: not for large uploads and event streams; what a long poll may be held comes on top. A request that was
+  told to bear a longer silence has that time.
+- `clear`: `false` keeps requests made over TLS from being repeated without it. A URL without TLS is the app's own;
+  the preset `login` refuses those. `true` opens nothing by itself.
+- `sample`: drawn for each call; the records of the others are not sent.
+- `urgency`: who goes first at the gate of a host. The first request to a host that dispatch was not asked of yet goes
+  as usual.
+- `relay`, `relays`: kept; there is no relay yet.
+- `disabled`: a means is not tried; an endpoint of a carrier is not used. `h2` also: origins are offered HTTP/1.1
+  alone, unless the app gave an SSL context of its own or a proxy is in the way. `h1` also: HTTP/1.1 does not take the
+  place of a stalled HTTP/2.
+- `dns_only`: hosts and gateways of the plan count for nothing; requests go to the origin by its name.
+
+Names that a client does not know (a preset, a means, a carrier of a later version) are left out, each with one line in
+its log. What a plan says for a request stands in the call's story.
+"""
 
 
 def plans_page() -> str:
@@ -389,6 +424,8 @@ def plans_page() -> str:
         _ORDER,
         "## What holds for a request, and what is answered",
         _REQUEST,
+        "### What a client does with it",
+        _OBEYED,
         members(plan.PlanRequest, "Question"),
         members(plan.Plan, "Plan"),
         members(plan.Unchanged, "Unchanged"),

@@ -145,3 +145,36 @@ def test_origin_that_is_known_by_name_alone_gets_the_steps_of_a_plan(off, method
         one, other = (ladder.next(outcome) for ladder in ladders)
         assert one == other
         outcome = means.Outcome(maybe_delivered=maybe)
+
+
+@given(
+    preset=presets(),
+    long=st.booleans(),
+    long_last=st.booleans(),
+    origins=st.integers(0, 3),
+    backups=st.integers(0, 3),
+    order=st.lists(st.sampled_from(list(Means)), max_size=6).map(tuple),
+)
+def test_order_of_a_plan_moves_steps_and_adds_none(preset, long, long_last, origins, backups, order):
+    def steps(order):
+        made = plan(
+            long=long, long_last=long_last, origins=ORIGINS[:origins], backup=BACKUPS[:backups], clear=CLEAR,
+            disabled=(), method="GET", has_key=False, preset=preset, order=order,
+        )  # fmt: skip
+        found = [made.next()]
+        while found[-1] is not None:
+            found.append(made.next(Outcome(maybe_delivered=False)))
+        return found[:-1]
+
+    usual, ordered = steps(()), steps(order)
+    assert len(usual) == len(ordered)
+    if len(usual) < preset.attempts:  # else what is last is cut off
+        assert sorted(map(repr, usual)) == sorted(map(repr, ordered))
+    last = (Means.CLEAR, Means.ORIGINAL)
+    first = list(dict.fromkeys(step.means for step in ordered if step.means not in last))
+    assert [step.means in last for step in ordered] == sorted(step.means in last for step in ordered)
+    if long_last and Means.LONG in first:
+        assert first[-1] is Means.LONG
+        first.pop()
+    named = [each for each in dict.fromkeys(order) if each in first]
+    assert first[: len(named)] == named

@@ -89,7 +89,7 @@ class TestPlan:
             ({"methods": "GET"}, "methods"),
             ({"methods": ("GE T",)}, "methods"),
             ({"plan": "fast"}, "login, key, ordinary"),
-            ({"plan": None}, "login, key, ordinary"),
+            ({"plan": 5}, "login, key, ordinary"),
             ({"tries": {"relay": 1}}, "relay"),
             ({"tries": {"original": 4}}, "original"),
             ({"tries": {"direct": True}}, "direct"),

@@ -19,10 +19,11 @@ stored goes on serving as stale. The monotonic clock may stand while the device 
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from stormline.client.store import Store
 from stormline.core import errors, limits, limits_network
@@ -35,7 +36,9 @@ _log = logging.getLogger("stormline.client")
 _TIME: tuple[str, ...] = ("expired", "not-yet-valid")
 
 
-class _Times(msgspec.Struct):
+class Times(msgspec.Struct):
+    """When a signed answer was made and until when it holds, seconds since 1970."""
+
     issued_at: int
     expires_at: int
 
@@ -48,7 +51,7 @@ class _Floor(msgspec.Struct):
     keys: dict[str, str] = {}
 
 
-_times_decoder = msgspec.json.Decoder(_Times)
+_times_decoder = msgspec.json.Decoder(Times)
 _floor_decoder = msgspec.json.Decoder(_Floor)
 
 
@@ -73,7 +76,9 @@ class Acceptance:
         self._true_offset: float | None = None  # true time minus the monotonic clock
         self._witnesses: dict[str, _Witness] = {}
         self._plan: Plan | None = None
-        self._text = ""  # the whole plan as it was signed; what confirms it later is kept behind it
+        self._texts: list[str] = []  # a whole plan as it was signed, and what changed it since; for the disk
+        self._texts_give = ""  # the digest of what they come to
+        self._whole = False  # the next answer is wanted whole
         self._fresh_until = 0.0
         self._refresh_at = 0.0
         self._floor = self._load_floor()
@@ -98,56 +103,96 @@ class Acceptance:
         """The highest version seen, 0 for none."""
         return self._floor
 
+    @property
+    def held(self) -> Plan | None:
+        """The plan to be named as held in a question; None where a whole answer is wanted."""
+        return None if self._whole else self._plan
+
+    @property
+    def may_change(self) -> bool:
+        """Whether an answer may hold only what changed: there is room to keep it behind what it changes."""
+        if self._store is None:
+            return True
+        room = limits.PLAN_BYTES_MAX - sum(map(len, self._texts))
+        return 0 < len(self._texts) <= limits_network.PLAN_CHANGES_KEPT and len(self._texts[0]) < room
+
+    @property
+    def keys(self) -> Mapping[str, Ed25519PublicKey]:
+        """The keys that are trusted."""
+        return self._keys
+
+    @property
+    def walls(self) -> tuple[float, ...]:
+        """The time now by each clock there is, seconds since 1970."""
+        walls = (self._clock.wall(),)
+        return walls if self._true_offset is None else (*walls, self._true_offset + self._clock.monotonic())
+
     def make_due(self) -> None:
         """Ask for a newer one at the next occasion."""
         self._refresh_at = 0.0
 
     def restore(self) -> Plan | None:
         """Take the plan of the last run, also an expired one, which then is stale; None where none is usable."""
-        signed, _, confirmed = (self._store.load_plan() if self._store is not None else "").partition("\n")
-        if not signed:
+        stored = (self._store.load_plan() if self._store is not None else "").split("\n")
+        if not stored[0]:
             return None
+        held: Plan | None = None
+        texts: list[str] = []
         try:
-            # It was judged when it came; its time says only whether it is fresh still.
-            held = self._verify(signed, (), _times(signed).issued_at, version_min=0)
-            self._plan = held
-            if confirmed:
-                held = self._verify(confirmed, (*held.hosts, *held.unknown), _times(confirmed).issued_at)
-            elif held.version < self._floor:
-                raise errors.AnswerRejected("stale-version", f"version {held.version}, {self._floor} was seen")
+            for text in stored[: limits_network.PLAN_CHANGES_KEPT + 2]:
+                confirms = held is not None and jws.typ_of(text) == plan.TYP_UNCHANGED
+                asked = (*held.hosts, *held.unknown) if held is not None and confirms else ()
+                # It was judged when it came; its time says only whether it is fresh still.
+                held = self._verify(text, asked, times_of(text).issued_at, version_min=0, held=held)
+                if not confirms:
+                    texts.append(text)
+            if held is None or held.version < self._floor:
+                raise errors.AnswerRejected("stale-version", f"it is older than version {self._floor}, which was seen")
         except errors.AnswerRejected as error:
             _log.info("stored plan not used: %s", error)
-            self._plan = None
             return None
-        self._text = signed
+        self._texts, self._texts_give = texts, held.digest
         self._hold(held, min(self._life_s(held), max(0.0, held.expires_at - self._clock.wall())))
         return held
 
     def take(
-        self, signed: str | bytes, hosts: Iterable[str], *, source: str = "", server_wall: float | None = None
+        self,
+        signed: str | bytes,
+        hosts: Iterable[str],
+        *,
+        held: Plan | None = None,
+        source: str = "",
+        server_wall: float | None = None,
     ) -> Plan:
         """Check an answer, hold it and keep it on disk.
 
         Args:
             signed: the answer's body.
             hosts: the hosts asked for.
+            held: the plan that the question named as held; None for the one that is held now.
             source: host of the centre that gave it in the clear: a witness of the time; empty for none.
             server_wall: the moment by a server whose certificate was verified, seconds since 1970.
 
         Raises:
             AnswerRejected: with the reason; nothing has changed then.
         """
-        asked = tuple(hosts)
+        asked, held = tuple(hosts), held or self._plan
         if server_wall is not None:
             self._true_offset = server_wall - self._clock.monotonic()
-        accepted = self._in_time(signed, asked, source)
+        try:
+            accepted = self._in_time(signed, asked, source, held)
+        except errors.AnswerRejected as error:
+            self._whole = self._whole or error.reason == "wrong-base"
+            raise
+        self._whole = self._whole and jws.typ_of(signed) != plan.TYP
         self._hold(accepted, self._life_s(accepted))
         learned = self._learn_keys(accepted)
         if self._store is not None:
             if learned or accepted.version > self._floor:  # before the plan: a crash between them must not lower it
                 floor = _Floor(max(self._floor, accepted.version), tuple(sorted(self._keys)), self._told)
                 self._store.save_floor(msgspec.json.encode(floor).decode("ascii"))
-            self._keep(self._store, signed if isinstance(signed, str) else signed.decode("ascii", "replace"))
+            text = signed if isinstance(signed, str) else signed.decode("ascii", "replace")
+            self._keep(self._store, text, accepted, base="" if held is None else held.digest)
         self._floor = max(self._floor, accepted.version)
         return accepted
 
@@ -167,33 +212,35 @@ class Acceptance:
             del self._told[oldest], self._keys[oldest]
         return True
 
-    def _keep(self, store: Store, signed: str) -> None:
-        """Write down a whole plan; what only confirms one, or changes it, goes behind it or waits for the next."""
+    def _keep(self, store: Store, signed: str, accepted: Plan, *, base: str) -> None:
+        """Write down a whole plan; what changes or confirms it goes behind it, where it belongs to that one."""
         typ = jws.typ_of(signed)
         if typ == plan.TYP:
-            self._text = signed
-            store.save_plan(signed)
-        elif typ == plan.TYP_UNCHANGED and self._text:
-            store.save_plan(f"{self._text}\n{signed}")
+            self._texts = [signed]
+        elif not self._texts or base != self._texts_give:
+            self._whole = True
+            return
+        elif typ == plan.TYP_CHANGES:
+            self._texts.append(signed)
+        self._texts_give = accepted.digest
+        store.save_plan("\n".join(self._texts if typ != plan.TYP_UNCHANGED else [*self._texts, signed]))
 
-    def _in_time(self, signed: str | bytes, hosts: tuple[str, ...], source: str) -> Plan:
-        try:
-            return self._verify(signed, hosts, self._clock.wall())
-        except errors.AnswerRejected as error:
-            if error.reason not in _TIME:
-                raise
-            out_of_time = error
-        if self._true_offset is not None:
-            with contextlib.suppress(errors.AnswerRejected):
-                return self._verify(signed, hosts, self._true_offset + self._clock.monotonic())
-        issued_at = _times(signed).issued_at
-        if (
-            not source
-            or out_of_time.reason == "expired"
-            or not self._agrees(self._verify(signed, hosts, issued_at), source)
+    def _in_time(self, signed: str | bytes, hosts: tuple[str, ...], source: str, held: Plan | None) -> Plan:
+        out_of_time: errors.AnswerRejected | None = None
+        for wall in self.walls:
+            try:
+                return self._verify(signed, hosts, wall, held=held)
+            except errors.AnswerRejected as error:
+                if error.reason not in _TIME:
+                    raise
+                out_of_time = out_of_time or error
+        issued_at = times_of(signed).issued_at
+        intact = self._verify(signed, hosts, issued_at, held=held)
+        if out_of_time is not None and (
+            not source or out_of_time.reason == "expired" or not self._agrees(intact, source)
         ):
             raise out_of_time
-        return self._verify(signed, hosts, issued_at)
+        return intact
 
     def _agrees(self, intact: Plan, source: str) -> bool:
         """Say whether a centre at another address has told nearly the same time a moment ago; remember this one."""
@@ -215,12 +262,16 @@ class Acceptance:
         return tuple(sorted(self._keys))
 
     def _verify(
-        self, signed: str | bytes, hosts: tuple[str, ...], wall: float, *, version_min: int | None = None
+        self,
+        signed: str | bytes,
+        hosts: tuple[str, ...],
+        wall: float,
+        *,
+        held: Plan | None,
+        version_min: int | None = None,
     ) -> Plan:
         floor = self._floor if version_min is None else version_min
-        return plan.verify(
-            signed, keys=self._keys, app=self._app, hosts=hosts, version_min=floor, wall=wall, held=self._plan
-        )
+        return plan.verify(signed, keys=self._keys, app=self._app, hosts=hosts, version_min=floor, wall=wall, held=held)
 
     @staticmethod
     def _life_s(accepted: Plan) -> float:
@@ -246,8 +297,8 @@ class Acceptance:
         return kept.version
 
 
-def _times(signed: str | bytes) -> _Times:
-    """Read an answer's times. Nothing is checked by this: the same text must pass `plan.verify`.
+def times_of(signed: str | bytes) -> Times:
+    """Read an answer's times. Nothing is checked by this: the same text must pass `plan.verify` or `verify_home`.
 
     Raises:
         AnswerRejected: there are none.

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx2
@@ -24,6 +24,9 @@ from stormline.core.values import Secret
 from stormline.policy.activity import Activity
 from stormline.policy.level import Quality
 from stormline.wire.bundle import Bundle
+
+if TYPE_CHECKING:
+    from stormline.wire.plan import Home
 
 
 class AsyncClient(httpx2.AsyncClient):
@@ -87,6 +90,11 @@ class AsyncClient(httpx2.AsyncClient):
     def set_activity(self, activity: Activity | str) -> None:
         """Say what the user does with the app; see `AsyncTransport.set_activity`."""
         self._storm.set_activity(activity)
+
+    @property
+    def home(self) -> "Home | None":
+        """The unit in which the user's data lives; see `AsyncTransport.home`."""
+        return self._storm.home
 
     @property
     def costs(self) -> Costs:
@@ -164,6 +172,11 @@ class Client(httpx2.Client):
     def set_activity(self, activity: Activity | str) -> None:
         """Say what the user does with the app; see `AsyncTransport.set_activity`."""
         self._storm.set_activity(activity)
+
+    @property
+    def home(self) -> "Home | None":
+        """The unit in which the user's data lives; see `AsyncTransport.home`."""
+        return self._storm.home
 
     @property
     def costs(self) -> Costs:

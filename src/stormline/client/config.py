@@ -29,6 +29,8 @@ class Config:
         token: device token; default the bundle's, else the client enrols itself with dispatch.
         deadline_s: seconds a call may take until the head of its answer, over all attempts. None: 15 s, or the
             request's read timeout where that is longer; large uploads and event streams are bounded by silence alone.
+            This and the next two hold where neither the request, nor a rule, nor a platform's plan says it; see
+            `client.allowance`.
         read_timeout_s: longest silence while waiting for an answer or between two packets of it.
         connect_timeout_s: one connection, TCP and TLS together.
         business: tag of the business, for statistics; a request's `stormline.business` extension overrides it.

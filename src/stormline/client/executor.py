@@ -596,16 +596,21 @@ class Executor:
         trace = run.trace
         trace.enter(Phase.PLAN)
         host_plan = await scheduling.host_plan(run.request.host, wait_s=run.remaining())
-        disabled = self._config.disabled
+        if host_plan is not None:
+            run.obey(host_plan)
+        off = run.limits.off
         plan = scheduling.plan
         if plan is not None:
-            disabled = disabled.union(plan.disabled)
+            off = off.union(plan.disabled)
             stale = ", stale" if scheduling.stale else ""
             known = f"{len(host_plan.endpoints)} endpoints" if host_plan else "host unknown"
             trace.note(f"plan version {plan.version}{stale}: {known}")
         if scheduling.last_error is not None:
             trace.note(str(scheduling.last_error))
-        return self._laid_out(run, () if host_plan is None else host_plan.endpoints, disabled)
+        if _H2 in off:
+            run.blocked = self._h1
+        endpoints = () if host_plan is None else recourse.allowed(host_plan.endpoints, off)
+        return self._laid_out(run, endpoints, self._config.disabled | off)
 
     def _laid_out(self, run: Run, endpoints: "tuple[Endpoint, ...]", disabled: frozenset[str]) -> means.Ladder:
         """Lay out the steps of a call."""
@@ -630,6 +635,7 @@ class Executor:
             preset=preset,
             backup=recourse.backups(addresses, request) if addresses else (),
             clear=recourse.clear_step(run, addresses) if run.limits.clear is not None else None,
+            order=run.limits.order,
         )
 
     def _try(self, lane: Lane) -> Coroutine[None, None, Reply]:

@@ -7,24 +7,29 @@ first is interrupted, as `asyncio.timeout` would, and its caller gets the winner
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stormline.client.answer import RequestBody
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
-from stormline.policy.means import Ladder, Step
+from stormline.policy.means import Ladder, Means, Step
 from stormline.policy.presets import ORDINARY, Preset
 from stormline.policy.shape import RequestShape
 
 if TYPE_CHECKING:
+    from stormline.client.commands import Command
     from stormline.client.looks import FirstLooks
     from stormline.client.path import Path
     from stormline.client.rules import ClearHttp
     from stormline.core.values import Address
     from stormline.outbound.held import Held
     from stormline.policy.admission import Gate
+    from stormline.wire.plan import HostPlan
+
+
+_NOTHING_OFF: Final[frozenset[str]] = frozenset()
 
 
 class CallLimits(NamedTuple):
@@ -41,6 +46,8 @@ class CallLimits(NamedTuple):
         urgency: 0 to 7, as RFC 9218's.
         wait_network_s: how long it may wait for a network; 0 for not at all.
         ipv4_first: it is worse over IPv6; see `BusinessRule`.
+        command: what the plan of dispatch says of it, None for nothing.
+        told: gives its limits once dispatch has said something of its host; None where that is known.
     """
 
     deadline_s: float
@@ -53,6 +60,18 @@ class CallLimits(NamedTuple):
     urgency: int = 3
     wait_network_s: float = 0.0
     ipv4_first: bool = False
+    command: "Command | None" = None
+    told: "Callable[[HostPlan], CallLimits] | None" = None
+
+    @property
+    def off(self) -> frozenset[str]:
+        """What dispatch has switched off for it."""
+        return _NOTHING_OFF if self.command is None else self.command.off
+
+    @property
+    def order(self) -> tuple[Means, ...]:
+        """Means that dispatch wants first."""
+        return () if self.command is None else self.command.order
 
 
 class Failed(Exception):
@@ -117,7 +136,8 @@ class Run:
         left: addresses that were tried for this call in vain.
         off: what is switched off for it.
         answering: the connection that its answer comes over; None for the long one, and before.
-        blocked: HTTP/2 has stalled for it on a path that is alive, and its host has no address that was not tried.
+        blocked: HTTP/1.1 alone: HTTP/2 is switched off, or has stalled for it on a path that is alive, and its host has
+            no address that was not tried.
         ladder: the steps it may take; set before the first.
         path: the way out that its next lane takes; set before the first.
         detours: attempts made over another way than the one that was dark.
@@ -172,6 +192,17 @@ class Run:
         self.detours = 0
         self._won: Reply | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    def obey(self, host_plan: "HostPlan") -> None:
+        """Take over what dispatch says of its host, where that was not known when it began.
+
+        Its urgency stays: it has been let in by then.
+        """
+        told = self.limits.told
+        if told is not None:
+            before, self.limits = self.limits, told(host_plan)
+            self.ends_at += self.limits.deadline_s - before.deadline_s
+            self.key = self.limits.preset.name == "key"
 
     def silent_until(self, quiet_since: float) -> float:
         """Give the moment at which a silence since `quiet_since` has been too long."""

@@ -354,7 +354,8 @@ class LongLine:
         self._suspects.clear()
         self.last_refusal = None
         self._renewed = False
-        self._scheduling.unit = welcome.unit or self._scheduling.unit
+        if welcome.unit:
+            self._scheduling.unit = welcome.unit
         if self.listener is not None:
             self.listener.line_welcomed(link, welcome)
 

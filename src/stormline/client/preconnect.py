@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from stormline.client.config import Config
-from stormline.client.recourse import origins
+from stormline.client.recourse import allowed, origins
 from stormline.core import errors, limits_memory
 from stormline.outbound.held import key_of
 from stormline.outbound.messages import HttpRequest
@@ -28,6 +28,7 @@ class Preconnector:
 
     Attributes:
         scheduling, longline: of a platform, where there is one.
+        h1: the pool can offer HTTP/1.1 alone.
         sparing: nothing is connected to: the app is in the background, or somebody pays for each byte.
     """
 
@@ -44,6 +45,7 @@ class Preconnector:
         self._tasks: set[asyncio.Task[bool]] = set()
         self.scheduling: Scheduling | None = None
         self.longline: LongLine | None = None
+        self.h1 = False
         self.sparing = False
 
     def begin(self, urls: list[str]) -> None:
@@ -80,12 +82,15 @@ class Preconnector:
         host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode("ascii")
         request = HttpRequest("GET", parts.scheme, host, port, b"/", (), None)
         disabled = self._config.disabled
+        h1 = False
         proxied = self._proxies.proxy_for(request.scheme, host, port) is not None
         if self.scheduling is not None:
             plan = await self.scheduling.host_plan(host)
-            if self.scheduling.plan is not None:
-                disabled = disabled.union(self.scheduling.plan.disabled)
-            endpoints = plan.endpoints if plan is not None else ()
+            off = frozenset[str]() if self.scheduling.plan is None else frozenset(self.scheduling.plan.disabled)
+            if plan is not None and plan.policy is not None:
+                off = off.union(plan.policy.disabled)
+            disabled, h1 = disabled | off, self.h1 and "h2" in off
+            endpoints = allowed(plan.endpoints, off) if plan is not None else ()
             long = any(each.carrier == "sl-tls" for each in endpoints) and Means.LONG not in disabled
             if long and self.longline is not None and not self.longline.stopped and not self.longline.paused:
                 await self.longline.get()
@@ -93,11 +98,11 @@ class Preconnector:
             steps = () if proxied or Means.IP_DIRECT in disabled else origins(endpoints, request)
             if steps:
                 step = steps[0]
-                key = key_of(request, step.addresses, step.server_name or None)
+                key = key_of(request, step.addresses, step.server_name or None, h1)
                 return await self._pool.preconnect(key, limits_memory.PRECONNECT_S)
         if Means.DIRECT in disabled:
             return False
-        return await self._pool.preconnect(key_of(request, None, None), limits_memory.PRECONNECT_S)
+        return await self._pool.preconnect(key_of(request, None, None, h1), limits_memory.PRECONNECT_S)
 
     async def aclose(self) -> None:
         """Give up what is under way."""

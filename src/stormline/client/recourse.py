@@ -5,7 +5,7 @@ The executor asks here; nothing here is asked unless the call's plan or the sett
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from stormline.client.lanes import Lane, Reply, Run
@@ -26,6 +26,11 @@ ORIGIN_CARRIERS: Final = ("h1", "h2")
 two is spoken is agreed upon in TLS (ALPN)."""
 Known = Mapping[str, tuple[Address, ...]]
 """Addresses by host, from the settings; port 0 stands for the request's own."""
+
+
+def allowed(endpoints: "tuple[Endpoint, ...]", off: Collection[str]) -> "tuple[Endpoint, ...]":
+    """Give the endpoints whose carrier dispatch has not switched off."""
+    return tuple(each for each in endpoints if each.carrier not in off) if off else endpoints
 
 
 def origins(endpoints: "tuple[Endpoint, ...]", request: HttpRequest) -> tuple[Step, ...]:

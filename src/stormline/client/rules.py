@@ -8,7 +8,7 @@ Config(rules=(
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from stormline.client import patterns
@@ -72,7 +72,7 @@ class BusinessRule:
             slashes at most one `*` for any text without a slash; `**` as the last part for all that follows, nothing
             included.
         methods: HTTP methods; empty for all.
-        plan: a preset by its name, or one of your own.
+        plan: a preset by its name, or one of your own; None: what dispatch says for the request, else `ordinary`.
         tries: other numbers of tries, by means; see `Preset.with_tries`.
         clear: consent to clear HTTP; `clear` in `tries` says how often (1 where it is not named).
         deadline_s: as `Config.deadline_s`, for these requests; a request's own counts before it.
@@ -89,7 +89,7 @@ class BusinessRule:
     host: str = "*"
     path: str = "/**"
     methods: tuple[str, ...] = ()
-    plan: str | Preset = "ordinary"
+    plan: str | Preset | None = None
     tries: Mapping[str, int] = field(default_factory=dict)
     clear: ClearHttp | None = None
     deadline_s: float | None = None
@@ -142,14 +142,27 @@ class BusinessRule:
         object.__setattr__(self, "preset", self._preset())
 
     def _preset(self) -> Preset:
-        plan = self.plan if isinstance(self.plan, Preset) else presets.preset(self.plan)
-        tries = dict(self.tries)
-        if self.clear is not None and plan.clear == 0:
-            tries.setdefault("clear", 1)
-        plan = plan.with_tries(tries) if tries else plan
+        named = presets.ORDINARY if self.plan is None else self.plan
+        plan = self._laid_over(named if isinstance(named, Preset) else presets.preset(named))
         if plan.clear and self.clear is None:
             raise errors.ConfigError("clear HTTP needs consent: give clear=ClearHttp(keys=...) with it")
         return plan
+
+    def _laid_over(self, plan: Preset) -> Preset:
+        tries = dict(self.tries)
+        if self.clear is not None and plan.clear == 0:
+            tries.setdefault("clear", 1)
+        return plan.with_tries(tries) if tries else plan
+
+    def over(self, told: Preset) -> Preset:
+        """Give the preset where dispatch says one: the rule's own where it names one, else that with the rule's tries.
+
+        What dispatch wants over TLS only is not asked in clear, whatever the rule says.
+        """
+        if self.plan is not None:
+            return self.preset
+        laid = self._laid_over(replace(told, tls_only=False))
+        return replace(laid, clear=0, tls_only=True) if told.tls_only else laid
 
     def fits(self, method: str, host: str, path: str) -> bool:
         """Say whether a request is meant.

@@ -9,14 +9,14 @@ import ssl
 import weakref
 from collections.abc import AsyncIterable, Callable, Coroutine, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from stormline.client import joining, patterns
+from stormline.client.allowance import Allowance
 from stormline.client.answer import Answer
 from stormline.client.config import Config, matches
 from stormline.client.costs import Costs, Counting, Extras
 from stormline.client.executor import Executor
-from stormline.client.lanes import CallLimits
 from stormline.client.names import NameService
 from stormline.client.network import NetworkState
 from stormline.client.outside import REAL, Names, Outside
@@ -26,7 +26,7 @@ from stormline.client.paths import Paths
 from stormline.client.preconnect import Preconnector
 from stormline.client.steering import Steering
 from stormline.client.trace import CallTrace
-from stormline.core import errors, ids, limits, limits_means, limits_memory
+from stormline.core import errors, ids, limits_means, limits_memory
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.meter import Meter
@@ -37,12 +37,10 @@ from stormline.outbound.dial import Advice, Dialer
 from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import Connector, HttpPool
 from stormline.outbound.proxy import ProxyDialer
-from stormline.policy import presets
 from stormline.policy.activity import CONDUCT, Activity
 from stormline.policy.network import Change, NetworkChange, NetworkInfo, is_metered
-from stormline.policy.presets import Preset
 from stormline.policy.resend import SAFE_METHODS
-from stormline.policy.shape import Network, Pattern, RequestShape
+from stormline.policy.shape import Network
 from stormline.telemetry.timeline import CallRecord
 
 if TYPE_CHECKING:
@@ -52,17 +50,10 @@ if TYPE_CHECKING:
     from stormline.client.rules import BusinessRule, Rules
     from stormline.client.scheduling import Scheduling
     from stormline.client.store import Store
-    from stormline.wire.plan import Endpoint
+    from stormline.wire.plan import Endpoint, Home
 
 ForeignContext = ssl.SSLContext | Callable[[Sequence[str]], ssl.SSLContext]
 """TLS to origins: a context as it is, or what makes one that offers the given ALPN names."""
-HTTPX_TIMEOUT_S: Final = 5.0
-"""What httpx and httpx2 give every request whose caller says nothing of time."""
-_TIME_EXTENSIONS: Final = frozenset(
-    {"stormline.deadline_s", "stormline.plan", "stormline.priority", "stormline.retries", "stormline.wait_for_network"}
-)
-_NO_LIMITS: Final = CallLimits(0.0, None, None, None, False)
-"""Stands where no call has been yet."""
 CLIENT_NAME = f"stormline/{metadata.version('stormline')}"
 
 
@@ -127,13 +118,14 @@ class Runtime:
         self.longline: LongLine | None = None
         self._recorder: Recorder | None = None
         self.on_record: Callable[[CallRecord], None] | None = None
-        self._usual: tuple[tuple[float | None, float | None] | None, CallLimits] = (None, _NO_LIMITS)
+        self._allowance = Allowance(config, self.rng)
         self._joining = joining.Joining()
         self._over = False
         if config.bundle is not None:
             self._join(config, config.bundle.app)
         self._memory = self._remember(config)
         self._executor = self._make_executor(addresses, h1=h1_context is not None)
+        self.preconnector.h1 = h1_context is not None and not self._proxies
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
                 pool.on_wake = self.counting.woke
@@ -350,6 +342,7 @@ class Runtime:
     def _join(self, config: Config, app: str) -> None:
         """Set up the parts that need a platform."""
         # Imported here: most of the client's code, and all of its cryptography, is for clients of a platform.
+        from stormline.client.commands import Commands
         from stormline.client.longline import LongLine
         from stormline.client.recorder import Recorder
         from stormline.client.scheduling import Scheduling
@@ -379,6 +372,9 @@ class Runtime:
             doh=self.names.by_doh if self.names is not None and config.doh else None,
             names=self._resolver.resolve,
         )
+        steering = self.steering
+        self.scheduling.network = lambda: "" if steering.network.kind == "unknown" else steering.network.kind
+        self._allowance.scheduling, self._allowance.commands = self.scheduling, Commands()
         long_dialer = self._dialer(long_context, roles=True)
         self.longline = LongLine(config, app, self.scheduling, long_dialer, self.rng, CLIENT_NAME)
         self.longline.woke = self.counting.woke
@@ -397,10 +393,14 @@ class Runtime:
 
     def record(self, record: CallRecord) -> None:
         """Take a finished call's record."""
-        if self.on_record is not None:
-            self.on_record(record)
+        self._heard(record)
         if self._recorder is not None:
             self._recorder.add(record)
+
+    def _heard(self, record: CallRecord) -> None:
+        """Take a record that the platform is not sent."""
+        if self.on_record is not None:
+            self.on_record(record)
 
     def rule(self, method: str, host: str, target: bytes) -> "BusinessRule | None":
         """Give the rule for a request, None where none fits; only to be asked where there are `rules`."""
@@ -481,7 +481,7 @@ class Runtime:
             extensions=extensions,
         )
         request = HttpRequest(method, scheme, host, port, target, headers, body)
-        call_limits = self._limits(shape, extensions, rule)
+        call_limits = self._allowance.of(request, shape, extensions, rule, trace, self._heard)
         joins = extensions.get("stormline.join_reads", self.config.join_reads)
         if not joins and method in SAFE_METHODS:
             return self._executor.execute(request, shape, call_limits, trace)
@@ -499,53 +499,10 @@ class Runtime:
         finally:
             self._joining.written(request)
 
-    def _limits(
-        self, shape: RequestShape, extensions: Mapping[str, Any], rule: "BusinessRule | None" = None
-    ) -> CallLimits:
-        """Give the time of one call.
-
-        httpx sends its default read timeout of five seconds with each request that says nothing: that, or our own
-        default, is no wish of the caller's, and must not end an idle stream or a poll that the server may hold.
-        """
-        config = self.config
-        timeouts = extensions.get("timeout") or {}
-        read_s = timeouts.get("read", config.read_timeout_s)
-        connect_s = timeouts.get("connect", config.connect_timeout_s)
-        plain = None
-        if rule is None and shape.pattern is Pattern.CALL and _TIME_EXTENSIONS.isdisjoint(extensions):
-            plain = (read_s, connect_s)
-            if plain == self._usual[0]:  # as the one before, as almost always
-                return self._usual[1]
-        asked = read_s not in (HTTPX_TIMEOUT_S, config.read_timeout_s)
-        deadline_s = _told_deadline(extensions) or (rule and rule.deadline_s) or config.deadline_s
-        held_s = 0.0
-        if shape.pattern is Pattern.LONG_POLL:
-            held_s = limits.LONG_POLL_HOLD_S if shape.hold_s is None else shape.hold_s
-        if deadline_s is None:
-            deadline_s = max(limits.CALL_DEADLINE_S, limits.CALL_DEADLINE_MAX_S if read_s is None else read_s) + held_s
-            if shape.pattern in (Pattern.UPLOAD, Pattern.STREAM):
-                deadline_s = limits.CALL_DEADLINE_MAX_S
-        if read_s is not None and not asked:
-            read_s = None if shape.pattern is Pattern.STREAM else read_s + held_s
-        resends = extensions.get("stormline.retries", True)
-        if not isinstance(resends, bool):
-            raise errors.LocalProtocolError(f"stormline.retries={resends!r}: expected True or False")
-        preset = _preset(extensions, rule)
-        found = CallLimits(
-            deadline_s=min(deadline_s, limits.CALL_DEADLINE_MAX_S),
-            read_timeout_s=read_s,
-            connect_timeout_s=connect_s,
-            stream_timeout_s=read_s if asked else None,
-            resends=resends,
-            preset=preset,
-            clear=None if rule is None else rule.clear,
-            urgency=_urgency(extensions, rule, preset),
-            wait_network_s=patterns.wait_for_network_s(extensions),
-            ipv4_first=rule is not None and rule.ipv4_first,
-        )
-        if plain is not None:
-            self._usual = (plain, found)
-        return found
+    @property
+    def home(self) -> "Home | None":
+        """Where the user belongs; see `Scheduling.home`."""
+        return None if self.scheduling is None else self.scheduling.home
 
     @property
     def costs(self) -> Costs:
@@ -555,10 +512,13 @@ class Runtime:
     def set_activity(self, activity: Activity | str) -> None:
         """Behave as `policy.activity` has it for what the user does now; see `AsyncTransport.set_activity`."""
         try:
-            self.conduct = CONDUCT[Activity(activity)]
+            activity = Activity(activity)
         except ValueError:
             raise errors.ConfigError(f"activity {activity!r}: expected one of {', '.join(Activity)}") from None
+        self.conduct = CONDUCT[activity]
         self._executor.hedges = self.conduct.hedges
+        if self.scheduling is not None:
+            self.scheduling.act_as(push=activity is not Activity.FOREGROUND)
         if self.longline is not None:
             self.longline.behave(self.conduct)
 
@@ -693,16 +653,6 @@ def _rules(config: Config) -> "tuple[Rules | None, Mapping[str, tuple[Address, .
     return rules.Rules(config.rules) if config.rules else None, addresses
 
 
-def _urgency(extensions: Mapping[str, Any], rule: "BusinessRule | None", preset: Preset) -> int:
-    """Give the urgency of a request: its own, else its rule's, else that of its plan."""
-    told = extensions.get("stormline.priority")
-    if told is None and rule is not None:
-        told = rule.priority
-    if told is None and preset.name == presets.KEY.name:
-        told = "key"
-    return patterns.urgency(told)
-
-
 class _Offers:
     """Says what to offer a host in TLS: HTTP/2 first, or HTTP/1.1 alone where HTTP/2 does badly."""
 
@@ -742,22 +692,3 @@ def _left(runtime: weakref.ref[Runtime], stream: Stream) -> bool:
         return False
     client.network_changed()
     return True
-
-
-def _preset(extensions: Mapping[str, Any], rule: "BusinessRule | None") -> Preset:
-    name = extensions.get("stormline.plan")
-    if name is None:
-        return presets.ORDINARY if rule is None else rule.preset
-    try:
-        return presets.preset(name)
-    except errors.ConfigError as error:
-        raise errors.LocalProtocolError(f"stormline.{error}") from None
-
-
-def _told_deadline(extensions: Mapping[str, Any]) -> float | None:
-    deadline_s: float | None = extensions.get("stormline.deadline_s")
-    if deadline_s is not None and not 0 < deadline_s <= limits.CALL_DEADLINE_MAX_S:
-        raise errors.LocalProtocolError(
-            f"stormline.deadline_s={deadline_s!r}: expected seconds in (0, {limits.CALL_DEADLINE_MAX_S:.0f}]"
-        )
-    return deadline_s

@@ -1,4 +1,4 @@
-"""Asking the scheduling centre: by address, verified, cached; and getting this device its token."""
+"""Asking the scheduling centre: by address, verified, cached; getting this device its token, and its user's home."""
 
 import asyncio
 import contextlib
@@ -13,6 +13,7 @@ from stormline.client import fetch
 from stormline.client.acceptance import Acceptance
 from stormline.client.asking import Asker, Lookup, date_of
 from stormline.client.config import Config
+from stormline.client.residence import Residence
 from stormline.client.store import Store
 from stormline.core import errors, limits, limits_network, limits_platform
 from stormline.core.clock import Clock, Rng
@@ -21,7 +22,7 @@ from stormline.outbound.pool import HttpPool
 from stormline.policy.asking import Rung, Way
 from stormline.wire import hostname, plan, tokens
 from stormline.wire.bundle import Bundle
-from stormline.wire.plan import HostPlan, Plan
+from stormline.wire.plan import Home, HostPlan, Plan, PlanRequest
 
 _log = logging.getLogger("stormline.client")
 Through = Callable[[bytes], Awaitable[bytes]]
@@ -51,7 +52,7 @@ class Scheduling:
     `limits.PLAN_RETRY_S` and longer from failure to failure; a plan that has expired meanwhile still serves (`stale`).
 
     Attributes:
-        unit: the device's own unit, empty while nobody has told.
+        network: gives the kind of network for the next question; empty where it is not known.
         through: asks through the long connection; None: there is none.
         line_stands: says whether it stands.
     """
@@ -82,10 +83,13 @@ class Scheduling:
         self._asking_next: asyncio.Task[None] | None = None
         self._notice_timer: asyncio.TimerHandle | None = None
         self._notice_at = 0.0
-        self._token = config.token.reveal() if config.token is not None else bundle.token
+        self._residence = Residence(bundle.app, clock, store)
+        self._hold_token(config.token.reveal() if config.token is not None else bundle.token)
         self._token_given = bool(self._token)
         self._enrolling: asyncio.Task[str] | None = None
-        self.unit = ""
+        self._unit_told = ""
+        self._role = ""
+        self.network: Callable[[], str] = str
         self.through: Through | None = None
         self.line_stands: Callable[[], bool] = lambda: False
         if store is not None:
@@ -93,11 +97,45 @@ class Scheduling:
 
     def _restore(self, store: Store) -> None:
         if not self._token:
-            self._token = store.load_token()
+            self._hold_token(store.load_token())
+        self._residence.restore(self._acceptance.keys)
         restored = self._acceptance.restore()
         if restored is not None:
-            self.unit = restored.unit
+            self._unit_told = restored.unit
             self._hosts.update(dict.fromkeys(list(restored.hosts)[: limits.PLAN_HOSTS_MAX]))
+
+    def _hold_token(self, token: str) -> None:
+        self._token = token
+        self._residence.belong_to(tokens.user_of(token) if token else "")
+
+    @property
+    def home(self) -> Home | None:
+        """Where the user belongs whom the token names; None where nobody is logged in or dispatch has not said it."""
+        return self._residence.home
+
+    @property
+    def unit(self) -> str:
+        """The device's own unit: the user's home, else the one it was told by a gateway or a plan; empty for none."""
+        home = self._residence.home
+        return self._unit_told if home is None else home.unit
+
+    @unit.setter
+    def unit(self, told: str) -> None:
+        self._unit_told = told
+
+    def act_as(self, *, push: bool) -> None:
+        """Ask from now on as a device that only receives pushes or is in the background, or as any other.
+
+        At once where there is a plan that was asked for as the other.
+        """
+        role = plan.PUSH if push else ""
+        if role == self._role:
+            return
+        self._role = role
+        if self._acceptance.plan is not None:
+            self._acceptance.make_due()
+            if self._clock.monotonic() >= self._not_before:
+                self._start(again=True)
 
     @property
     def plan(self) -> Plan | None:
@@ -141,7 +179,7 @@ class Scheduling:
                 longest_s = limits_network.PLAN_STALE_WAIT_S if known else limits.PLAN_WAIT_S
                 await asyncio.wait({task}, timeout=min(wait_s, longest_s))
         held = self._acceptance.plan
-        return held.hosts.get(host) if held is not None else None
+        return held.hosts.get(host) if held is not None and not held.dns_only else None
 
     def notice(self, version: int, hosts: tuple[str, ...] = ()) -> None:
         """The plan has changed, says the long connection: ask, through it first. A hint only; it proves nothing.
@@ -214,46 +252,63 @@ class Scheduling:
             AnswerRejected: answers came, and none may be trusted.
             DispatchUnreachable: nobody answered.
         """
-        hosts = tuple(self._hosts)
-        held = self._acceptance.plan
-        version = held.version if held is not None else 0
-        question = plan.PlanRequest(
-            app=self._bundle.app,
-            hosts=hosts,
-            version=version,
-            device=tokens.device_of(self._token) if self._token else "",
-            held=held.digest if held is not None else "",
-            kids=self._acceptance.kids,
-        )
-        body = msgspec.json.encode(question)
+        hosts, held = tuple(self._hosts), self._acceptance.held
+        question = self._question(hosts, held)
+        body = secret = msgspec.json.encode(question)
+        if self._residence.user:
+            secret = msgspec.json.encode(msgspec.structs.replace(question, token=self._token))
 
         async def one(way: Way) -> Plan:
-            return await self._ask_way(way, body, hosts)
+            return await self._ask_way(way, secret if way.secure else body, hosts, held)
 
         accepted = await self._asker.ask(self._ways(), one)
         self._last_error = None
         self._not_before, self._failures = 0.0, 0
-        self.unit = self.unit or accepted.unit
+        self._unit_told = self._unit_told or accepted.unit
+        for host in accepted.hosts:  # what dispatch says unasked is asked for from now on: the same content every time
+            if host not in self._hosts and len(self._hosts) < limits.PLAN_HOSTS_MAX:
+                self._hosts[host] = None
+                self._hosts.move_to_end(host, last=False)
         return accepted
+
+    def _question(self, hosts: tuple[str, ...], held: Plan | None) -> PlanRequest:
+        newest = self._acceptance.plan
+        return PlanRequest(
+            app=self._bundle.app,
+            hosts=hosts,
+            version=newest.version if newest is not None else 0,
+            device=tokens.device_of(self._token) if self._token else "",
+            network=self.network(),
+            role=self._role,
+            held=held.digest if held is not None else "",
+            changes=held is not None and self._acceptance.may_change,
+            kids=self._acceptance.kids,
+        )
 
     def _ways(self) -> list[Way]:
         return self._asker.ways(self._acceptance.plan, self.unit, line=self.through is not None and self.line_stands())
 
-    async def _ask_way(self, way: Way, body: bytes, hosts: tuple[str, ...]) -> Plan:
+    async def _ask_way(self, way: Way, body: bytes, hosts: tuple[str, ...], held: Plan | None) -> Plan:
+        source, server_wall = "", None
         if way.rung is Rung.LINE:
             if self.through is None:
                 raise errors.DispatchUnreachable("there is no long connection")
             async with asyncio.timeout(limits_platform.DISPATCH_TRY_S):
-                return self._acceptance.take(await self.through(body), hosts)
-        answer = await self._asker.post(way, "/v1/plan", body)
-        if answer.status != 200:
-            raise errors.AnswerRejected("refused", _refusal(answer))
-        return self._acceptance.take(
-            answer.body,
-            hosts,
-            source="" if way.secure else way.host,
-            server_wall=date_of(answer) if way.secure else None,
-        )
+                told = await self.through(body)
+        else:
+            answer = await self._asker.post(way, "/v1/plan", body)
+            if answer.status != 200:
+                raise errors.AnswerRejected("refused", _refusal(answer))
+            told = answer.body
+            source, server_wall = ("", date_of(answer)) if way.secure else (way.host, None)
+        signed, home = plan.split(told)
+        accepted = self._acceptance.take(signed, hosts, held=held, source=source, server_wall=server_wall)
+        if home:
+            try:
+                self._residence.take(home, self._acceptance.keys, self._acceptance.walls)
+            except errors.AnswerRejected as error:  # the plan is as good without it
+                _log.warning("home not used: %s", error)
+        return accepted
 
     async def token(self) -> str:
         """Give the device token, enrolling this device first where it has none.
@@ -273,7 +328,7 @@ class Scheduling:
         if self._token_given:
             return False
         if self._enrolling is None or self._enrolling.done():
-            self._token = ""
+            self._hold_token("")
         return True
 
     async def _enrol(self) -> str:
@@ -291,7 +346,7 @@ class Scheduling:
             except (msgspec.MsgspecError, UnicodeDecodeError):  # its text may quote the answer, which holds the token
                 failures.append(f"{way}: its answer is malformed")
             else:
-                self._token = token
+                self._hold_token(token)
                 if self._store is not None:
                     self._store.save_token(token)
                 return token

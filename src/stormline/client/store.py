@@ -1,4 +1,4 @@
-"""What a client keeps between starts: its device token and the last plan, as they came, in one small folder."""
+"""What a client keeps between starts: its device token, the last plan and its user's home, in one small folder."""
 
 import contextlib
 import fcntl
@@ -21,6 +21,7 @@ class Store:
         self._token = folder / f"{app}.token"
         self._plan = folder / f"{app}.plan"
         self._floor = folder / f"{app}.floor"
+        self._home = folder / f"{app}.home"
         self._lock_path = folder / f"{app}.lock"
         self._lock: int | None = None
 
@@ -80,6 +81,15 @@ class Store:
         """Keep the highest version seen; best effort."""
         if self.owned:
             self._write(self._floor, text)
+
+    def load_home(self) -> str:
+        """Give the stored signed home, empty where there is none. Verify it before use."""
+        return self._read(self._home, limits.HOME_BYTES_MAX)
+
+    def save_home(self, signed: str) -> None:
+        """Keep a user's signed home, empty for none; best effort."""
+        if self.owned:
+            self._write(self._home, signed)
 
     @staticmethod
     def _read(path: Path, size_max: int) -> str:

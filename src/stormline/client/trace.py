@@ -201,6 +201,11 @@ class CallTrace:
         if self.wait is None or self.record.ok_parse is not None or not self.record.ok_network or not self.wait(self):
             self.send()
 
+    def divert(self, sink: Callable[[CallRecord], None]) -> None:
+        """Give the record to another sink, where it has not gone yet."""
+        if self._sink is not None:
+            self._sink = sink
+
     def send(self) -> None:
         """Give the record to the sink, once."""
         sink, self._sink = self._sink, None

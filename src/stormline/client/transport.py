@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport, BaseTransport
 
     from stormline.wire.bundle import Bundle
+    from stormline.wire.plan import Home
 else:
     # They hold no code that is needed here, and are no more httpx2's than httpx's: whoever has a client of either
     # module has loaded that one, and need not load the other.
@@ -216,6 +217,15 @@ class AsyncTransport(AsyncBaseTransport):
             self._runtime.set_activity(self._activity)
 
     @property
+    def home(self) -> "Home | None":
+        """The unit in which the data of the logged-in user lives, and the epoch of that word, as dispatch signed it.
+
+        None where the device token names no user, where dispatch has no units or was not asked yet, and once the word
+        has expired.
+        """
+        return self._runtime.home if self._runtime is not None else None
+
+    @property
     def costs(self) -> Costs:
         """What it has cost so far: bytes, connections, wake-ups, hedges. Counted anew for each event loop."""
         return self._runtime.costs if self._runtime is not None else Costs()
@@ -349,6 +359,11 @@ class Transport(BaseTransport):
 
     async def _behave(self, activity: Activity | str) -> None:
         self._inner.set_activity(activity)
+
+    @property
+    def home(self) -> "Home | None":
+        """Where the user belongs; see `AsyncTransport.home`."""
+        return self._inner.home
 
     @property
     def costs(self) -> Costs:

@@ -72,6 +72,8 @@ TOKEN_LIFE_S: Final = 24 * 3600.0
 """Life of a device token the platform mints."""
 PLAN_BYTES_MAX: Final = 512 * 1024
 """A dispatch answer; anything longer is refused unread."""
+HOME_BYTES_MAX: Final = 4096
+"""A signed home of a user; two names of `NAME_BYTES_MAX`, a unit and some numbers are far below."""
 PLAN_LIFE_S: Final = 3600.0
 """How long a dispatch answer may be used."""
 CLOCK_SKEW_S: Final = 120.0

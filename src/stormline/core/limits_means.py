@@ -17,6 +17,8 @@ RULE_PATH_CHARS_MAX: Final = 256
 """A rule's path pattern; it is written by hand."""
 RULE_MATCHES_CACHED: Final = 1024
 """Method, host and path whose rule is remembered: an app asks for few paths, over and over."""
+PLAN_NAMES_TOLD_MAX: Final = 32
+"""Names of a dispatch plan's that a client does not know, of which each stands in its log once."""
 MEANS_HOSTS_MAX: Final = 256
 """Hosts with addresses in the settings."""
 MEANS_ADDRESSES_MAX: Final = 16

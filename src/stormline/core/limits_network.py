@@ -118,6 +118,9 @@ PLAN_RETRY_S_MAX: Final = 60.0
 """The longest pause after questions that nobody answered well; it begins at `limits.PLAN_RETRY_S` and doubles."""
 PLAN_STALE_WAIT_S: Final = 1.0
 """How long a call waits for a newer word where it has an expired one; then the expired one serves."""
+PLAN_CHANGES_KEPT: Final = 8
+"""Answers that change a stored plan and are kept behind it: read one after the other at a start, some 0.1 ms each. The
+next answer after them is wanted whole."""
 NOTICE_PAUSE_S: Final = 1.0
 """Between two questions that notices over the long connection led to: a gateway that tells without end costs one
 question a second."""

@@ -179,9 +179,7 @@ class Ladder:
         return step
 
     def _may_repeat(self) -> bool:
-        # The long connection comes last where it has just failed: then everything else has been tried.
-        tried_long = self._last is not None and self._last.means is Means.LONG
-        return self._repeats > 0 and not tried_long and self._tries < self._attempts - len(self._tail)
+        return self._repeats > 0 and self._tries < self._attempts - len(self._tail)
 
     def _give_up_on(self, failed: Step) -> None:
         """Take out what cannot do better a moment later than a step that just failed."""
@@ -215,6 +213,7 @@ def plan(
     preset: Preset = ORDINARY,
     backup: tuple[Step, ...] = (),
     clear: Step | None = None,
+    order: tuple[Means, ...] = (),
 ) -> Ladder:
     """Lay out the steps for a request.
 
@@ -231,6 +230,8 @@ def plan(
         preset: how often each means is tried.
         backup: as `origins`, from the settings: they come after the first try by name.
         clear: the step over clear HTTP, where the request may be asked that way; None else.
+        order: means that dispatch wants first, in this order; those it does not name follow in theirs. Clear HTTP and
+            the original URL stay behind all others, and a long connection that has just failed behind the other means.
 
     Returns:
         The long connection, then the origin at its addresses from dispatch, then the origin by DNS, then at its
@@ -245,6 +246,7 @@ def plan(
         last = (clear,) * preset.clear
     if Means.ORIGINAL not in disabled:
         last += (Step(Means.ORIGINAL),) * preset.original
+    last = _ordered(last, order)
     room = preset.attempts - len(way) - len(dns)
     last = last[: max(0, room)]
     numbered: tuple[Step, ...] = ()
@@ -255,16 +257,26 @@ def plan(
             most = min(most, preset.ip_direct)
         numbered = origins[:most]
         spare = backup[: most - len(numbered)]
+    steps = _ordered((*numbered, *dns, *spare) if long_last else (*way, *numbered, *dns, *spare), order)
+    most_by_last = preset.direct if dns else preset.ip_direct
     return Ladder(
-        (*numbered, *dns, *spare, *way) if long_last else (*way, *numbered, *dns, *spare),
+        (*steps, *way) if long_last else steps,
         method=method,
         has_key=has_key,
         resends=resends,
         repeat=(dns or spare[-1:] or numbered[-1:] or (None,))[0],
-        repeats=_repeats(preset.direct if dns else preset.ip_direct, len(dns) or len(numbered) + len(spare), preset),
+        # A long connection comes last where it has just failed: then everything else has been tried.
+        repeats=0 if long_last and way else _repeats(most_by_last, len(dns) or len(numbered) + len(spare), preset),
         last=last,
         attempts=preset.attempts,
     )
+
+
+def _ordered(steps: tuple[Step, ...], order: tuple[Means, ...]) -> tuple[Step, ...]:
+    if not order:
+        return steps
+    rank = {name: place for place, name in reversed(tuple(enumerate(order)))}
+    return tuple(sorted(steps, key=lambda step: rank.get(step.means, len(order))))  # stable: others stay as they stand
 
 
 def by_name(*, disabled: Collection[str], method: str, has_key: bool, resends: bool) -> Ladder:

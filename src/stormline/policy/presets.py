@@ -1,8 +1,8 @@
 """How much is done for a request: tries by each means, and the three presets that a business chooses from.
 
-The order of the means is fixed (`policy.means`); a preset says how often each is tried. The published request library
-that this follows ("request success rate", see docs/explanation/means.md) had four means of repetition: IP direct as
-often as it had addresses, and its relay, clear HTTP and the original URL off or one to three times.
+The order of the means is `policy.means`'s, or a dispatch plan's; a preset says how often each is tried. The published
+request library that this follows ("request success rate", see docs/explanation/means.md) had four means of repetition:
+IP direct as often as it had addresses, and its relay, clear HTTP and the original URL off or one to three times.
 """
 
 from collections.abc import Mapping

@@ -19,6 +19,7 @@ from stormline.core.values import Address, Secret
 from stormline.dispatch import service
 from stormline.dispatch.config import DispatchConfig, KeyFile
 from stormline.dispatch.rules import RuleSet
+from stormline.dispatch.unit import HeldRules
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.testing.gateway import Script, ScriptedGateway, scripted_gateway
 from stormline.testing.ranked import ranked
@@ -126,9 +127,22 @@ async def running_world(pki: Pki, *scripts: Script, token: str = "", **rules: An
 
 @contextlib.asynccontextmanager
 async def running_dispatch(
-    pki: Pki, rules: RuleSet, *, started_plain: Callable[[Address], None] | None = None, **change: Any
+    pki: Pki,
+    rules: RuleSet,
+    *,
+    started_plain: Callable[[Address], None] | None = None,
+    source: HeldRules | None = None,
+    **change: Any,
 ) -> AsyncIterator[tuple[Address, asyncio.Event]]:
-    """Run the real dispatch service; `started_plain` is told its port of clear HTTP, where it has one."""
+    """Run the real dispatch service.
+
+    Args:
+        pki: keys and certificates.
+        rules: what it says.
+        started_plain: told its port of clear HTTP, where it has one.
+        source: the rules in the hand of the test, which may put others in.
+        **change: of its config.
+    """
     arguments: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": 0,
@@ -149,7 +163,13 @@ async def running_dispatch(
     config = DispatchConfig(**(arguments | change))
     task = asyncio.create_task(
         service.run(
-            config, clock=SystemClock(), rng=SystemRng(), started=started, stop=stop, plain_started=started_plain
+            config,
+            clock=SystemClock(),
+            rng=SystemRng(),
+            started=started,
+            stop=stop,
+            plain_started=started_plain,
+            source=source,
         )
     )
     await answering.wait()

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 import stormline
-from stormline.client import runtime
+from stormline.client import allowance
 from stormline.client.background import BACKGROUND
 from stormline.client.steering import Steering
 from stormline.core import limits
@@ -244,7 +244,7 @@ class TestNotContinued:
 class TestPatience:
     @pytest.mark.parametrize("said", ["nothing", "None"])
     async def test_events_that_are_rare_are_no_failure(self, module, origin, monkeypatch, said):
-        monkeypatch.setattr(runtime, "HTTPX_TIMEOUT_S", 0.4)  # as if it were what the modules send by themselves
+        monkeypatch.setattr(allowance, "HTTPX_TIMEOUT_S", 0.4)  # as if it were what the modules send by themselves
 
         async def events(request, writer):
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: 0\n\n")
