@@ -26,6 +26,7 @@ _MOST: Final = {
     "long": 1,
     "ip-direct": limits_means.MEANS_ADDRESSES_MAX,
     "direct": limits_means.PLAN_ATTEMPTS_MAX,
+    "relay": limits_means.MEANS_TRIES_MAX,
     "clear": limits_means.MEANS_TRIES_MAX,
     "original": limits_means.MEANS_TRIES_MAX,
     "attempts": limits_means.PLAN_ATTEMPTS_MAX,
@@ -41,7 +42,7 @@ class Command:
     """What a plan says of some requests, in this client's words.
 
     Attributes:
-        policy: what it says in its own; `relay` and `relays` are permissions for a means that is not there yet.
+        policy: what it says in its own.
         preset: how often each means is tried; None where it says nothing.
         order: means that come first.
         off: means, carriers and the like that are switched off.
@@ -102,6 +103,8 @@ class Commands:
         off = self._off(policy.disabled)
         if policy.clear is False:
             off |= {Means.CLEAR.value}
+        if policy.relay is False:
+            off |= {Means.RELAY.value}
         order = tuple(_MEANS[name] for name in policy.order if name in _MEANS or self._told_of(name, "order"))
         words = f"the plan says {said.decode('utf-8')[: limits.REASON_CHARS_MAX]}"
         return Command(policy, self._preset(policy.preset, policy.tries), order, off, words)

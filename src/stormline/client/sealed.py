@@ -71,6 +71,7 @@ class Sealer:
         body_deadline_s: float | None = None,
         connect_timeout_s: float | None = None,
         read_timeout_s: float | None = None,
+        newer_than: float | None = None,
         follower: Follower | None = None,
     ) -> HttpResponse:
         """Send one request through a relay and give its answer when the head is there; see `HttpPool.request`.
@@ -82,6 +83,7 @@ class Sealer:
             body_deadline_s: seconds until the last byte of the body, default `deadline_s`.
             connect_timeout_s: seconds for the connection to the relay.
             read_timeout_s: longest silence.
+            newer_than: only over a connection to the relay that is newer.
             follower: told what happens on the way to the relay.
 
         Raises:
@@ -90,69 +92,41 @@ class Sealer:
             TransportError: the relay was not reached or broke off, as `HttpPool.request`.
             LocalProtocolError: the request cannot be sealed.
         """
-        started = self._clock.monotonic()
-        response = await self._once(
-            request, relay, deadline_s, body_deadline_s, connect_timeout_s, read_timeout_s, follower
-        )
-        own = _own_error(response)
-        if own is None:
-            return response
-        if not await self._clock_was_off(response) or not isinstance(request.body, bytes | None):
+        ends_at = self._clock.monotonic() + deadline_s
+        fresh_clock = isinstance(request.body, bytes | None)  # it may be set right, once
+        while True:
+            sealer, outer = self._sealed(request, relay)
+            carried = await self._pool.request(
+                outer,
+                deadline_s=ends_at - self._clock.monotonic(),
+                body_deadline_s=body_deadline_s,
+                connect_timeout_s=connect_timeout_s,
+                read_timeout_s=read_timeout_s,
+                newer_than=newer_than,
+                follower=follower,
+            )
+            try:
+                response = await _opened(carried, relay, sealer.response)
+                own = _own_error(response)
+                if own is None:
+                    return response
+                again = fresh_clock and await self._clock_was_off(response)
+                fresh_clock = False
+            except BaseException:
+                await carried.aclose()
+                raise
             await response.aclose()
-            raise _gateway_error(relay, *own)
-        gone_s = self._clock.monotonic() - started
-        response = await self._once(
-            request,
-            relay,
-            deadline_s - gone_s,
-            None if body_deadline_s is None else body_deadline_s - gone_s,
-            connect_timeout_s,
-            read_timeout_s,
-            follower,
-        )
-        own = _own_error(response)
-        if own is not None:
-            await response.aclose()
-            raise _gateway_error(relay, *own)
-        return response
+            if not again:
+                raise _gateway_error(relay, *own)
 
-    async def _once(
-        self,
-        request: HttpRequest,
-        relay: RelayPlace,
-        deadline_s: float,
-        body_deadline_s: float | None,
-        connect_timeout_s: float | None,
-        read_timeout_s: float | None,
-        follower: Follower | None,
-    ) -> HttpResponse:
+    def _sealed(self, request: HttpRequest, relay: RelayPlace) -> tuple[ohttp.RequestSealer, HttpRequest]:
         try:
             sealer = ohttp.RequestSealer(relay.key, entropy=self._rng.token_bytes(ohttp.ENTROPY_BYTES))
             body = _seal(self._inner(request), request, sealer)
         except ValueError as error:
             raise errors.LocalProtocolError(f"this request cannot go through a relay: {error}") from error
-        outer = HttpRequest(
-            "POST",
-            "http",
-            relay.address.host,
-            relay.address.port,
-            b"/",
-            ((b"content-type", ohttp.CHUNKED_REQUEST_TYPE.encode()), (b"incremental", b"?1")),
-            body,
-        )
-        carried = await self._pool.request(
-            outer,
-            deadline_s=deadline_s,
-            body_deadline_s=body_deadline_s,
-            connect_timeout_s=connect_timeout_s,
-            read_timeout_s=read_timeout_s,
-            follower=follower,
-        )
-        try:
-            return await _opened(carried, relay, sealer.response)
-        except BaseException:
-            await carried.aclose()
-            raise
+        headers = ((b"content-type", ohttp.CHUNKED_REQUEST_TYPE.encode()), (b"incremental", b"?1"))
+        return sealer, HttpRequest("POST", "http", relay.address.host, relay.address.port, b"/", headers, body)
 
     def _inner(self, request: HttpRequest) -> bhttp.RequestHead:
         host = f"[{request.host}]" if ":" in request.host else request.host

@@ -58,3 +58,7 @@ month ago is off by a second or two, one that was never set is told the time and
 RELAY_REPLAYS_MAX: Final = 200_000
 """Requests that are not safe, remembered for twice that window, some 120 bytes each: 1,600 a second. More are refused,
 never forgotten."""
+
+# -- the client -------------------------------------------------------------------------------------------------------
+RELAY_PLACES_MAX: Final = 256
+"""Relays whose keys a client has read; a plan names a handful for all its hosts."""

@@ -17,10 +17,9 @@ from stormline.wire import hostname, jws, ohttp, pathpattern, strictjson
 from stormline.wire.plan import PUSH, SEALED, Carrier, Endpoint, HostPlan, Policy
 
 FORMAT: Final = "stormline-rules/1"
-RELAY: Final = "relay"
-MEANS: Final = frozenset({*(each.value for each in means.Means), RELAY})
+MEANS: Final = frozenset(each.value for each in means.Means)
 """What can be put in order and counted, by name."""
-SWITCHES: Final = frozenset({*means.SWITCHES, *(each.value for each in Carrier), RELAY})
+SWITCHES: Final = frozenset({*means.SWITCHES, *(each.value for each in Carrier)})
 """What can be switched off, by name."""
 _CARRIERS: Final = frozenset(each.value for each in Carrier)
 _Seconds = Annotated[int, msgspec.Meta(ge=limits.RULES_TTL_S_MIN, le=7 * 24 * 3600)]

@@ -24,6 +24,8 @@ class Means(enum.StrEnum):
     """The origin itself at an address from dispatch, or from the settings; certificate and SNI by name."""
     DIRECT = "direct"
     """The origin itself at an address from DNS; tried again it goes elsewhere."""
+    RELAY = "relay"
+    """Sealed, through a relay that fetches the origin: needs neither a name nor TLS to it."""
     CLEAR = "clear"
     """The origin itself over HTTP without TLS: reads without credentials, where a rule says whose signature counts."""
     ORIGINAL = "original"
@@ -212,6 +214,7 @@ def plan(
     resends: bool = True,
     preset: Preset = ORDINARY,
     backup: tuple[Step, ...] = (),
+    relays: tuple[Step, ...] = (),
     clear: Step | None = None,
     order: tuple[Means, ...] = (),
 ) -> Ladder:
@@ -229,21 +232,25 @@ def plan(
         resends: what may have been processed may be sent again where its method allows that; False: never.
         preset: how often each means is tried.
         backup: as `origins`, from the settings: they come after the first try by name.
+        relays: the steps through relays, best first; they come after the origin's own addresses and its name.
         clear: the step over clear HTTP, where the request may be asked that way; None else.
-        order: means that dispatch wants first, in this order; those it does not name follow in theirs. Clear HTTP and
-            the original URL stay behind all others, and a long connection that has just failed behind the other means.
+        order: means that dispatch wants first, in this order; those it does not name follow in theirs. Relays, clear
+            HTTP and the original URL stay behind all others, and a long connection that has just failed behind the
+            other means.
 
     Returns:
         The long connection, then the origin at its addresses from dispatch, then the origin by DNS, then at its
-        addresses from the settings, then by DNS again, elsewhere; at the end clear HTTP and the original URL. At most
-        `preset.attempts`, with the long connection, one try by DNS and the last two among them. Means that are absent
-        or switched off are left out.
+        addresses from the settings, then by DNS again, elsewhere; at the end relays, clear HTTP and the original URL.
+        At most `preset.attempts`, with the long connection, one try by DNS and the last three among them. Means that
+        are absent or switched off are left out.
     """
     way = (Step(Means.LONG),) if long and preset.long and Means.LONG not in disabled else ()
     dns = (Step(Means.DIRECT),) if preset.direct != 0 and Means.DIRECT not in disabled else ()
     last: tuple[Step, ...] = ()
+    if relays and Means.RELAY not in disabled:
+        last = tuple(relays[each % len(relays)] for each in range(preset.relay))
     if clear is not None and not preset.tls_only and method in SAFE_METHODS and Means.CLEAR not in disabled:
-        last = (clear,) * preset.clear
+        last += (clear,) * preset.clear
     if Means.ORIGINAL not in disabled:
         last += (Step(Means.ORIGINAL),) * preset.original
     last = _ordered(last, order)

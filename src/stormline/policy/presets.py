@@ -22,6 +22,7 @@ class Preset:
         ip_direct: tries at configured addresses; None: as many as there are addresses.
         direct: tries by the host's name, the first attempt among them. Each further one goes elsewhere: to another
             address where there is one, always on another connection. None: as many as `attempts` leaves.
+        relay: tries through relays that dispatch names, 0 to `limits_means.MEANS_TRIES_MAX`, each through the next.
         clear: tries over clear HTTP, 0 to `limits_means.MEANS_TRIES_MAX`; only by a rule that says what to trust.
         original: tries of the original URL as it stands, as if nothing were known: every address, a connection of its
             own. 0 to `limits_means.MEANS_TRIES_MAX`.
@@ -34,6 +35,7 @@ class Preset:
     long: int = 1
     ip_direct: int | None = None
     direct: int | None = None
+    relay: int = 1
     clear: int = 0
     original: int = 0
     attempts: int = limits.ATTEMPTS_MAX
@@ -50,6 +52,7 @@ class Preset:
             "long": 1,
             "ip_direct": limits_means.MEANS_ADDRESSES_MAX,
             "direct": limits_means.PLAN_ATTEMPTS_MAX,
+            "relay": limits_means.MEANS_TRIES_MAX,
             "clear": limits_means.MEANS_TRIES_MAX,
             "original": limits_means.MEANS_TRIES_MAX,
         }
@@ -71,7 +74,8 @@ class Preset:
         """Give the preset with other tries.
 
         Args:
-            tries: number by means, `long`, `ip-direct`, `direct`, `clear`, `original`, or `attempts` for all of them.
+            tries: number by means, `long`, `ip-direct`, `direct`, `relay`, `clear`, `original`, or `attempts` for all
+                of them.
 
         Raises:
             ConfigError: no such means, or a number out of its range.
@@ -88,11 +92,11 @@ def is_whole(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-TRIES: Final = ("long", "ip-direct", "direct", "clear", "original", "attempts")
+TRIES: Final = ("long", "ip-direct", "direct", "relay", "clear", "original", "attempts")
 """What `Preset.with_tries` takes."""
-LOGIN: Final = Preset(name="login", long=0, tls_only=True)
+LOGIN: Final = Preset(name="login", long=0, relay=0, tls_only=True)
 """Credentials: to the origin itself and nowhere else, by its name and at its configured addresses, over TLS only."""
-KEY: Final = Preset(name="key", attempts=limits_means.PLAN_ATTEMPTS_MAX, hedge=True)
+KEY: Final = Preset(name="key", relay=2, attempts=limits_means.PLAN_ATTEMPTS_MAX, hedge=True)
 """What the app cannot do without: every safe means, more steps, and a second request beside a late read."""
 ORDINARY: Final = Preset(name="ordinary")
 """Everything else, and every request that no rule names: the means that cost nothing unless something fails."""

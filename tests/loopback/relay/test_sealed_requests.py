@@ -96,6 +96,14 @@ async def test_a_device_whose_clock_was_never_set_asks_again_by_the_right_time(s
     assert stage.origin.bodies == [b"pay"]
 
 
+async def test_a_gateway_whose_time_nobody_can_meet_is_asked_twice_and_no_more(stage):
+    stale = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
+    with pytest.raises(errors.GatewayError, match="http_request_denied") as caught:
+        await ask(stage, asked(stage, "POST", body=b"pay", headers=stale))
+    assert not caught.value.maybe_delivered
+    assert stage.origin.seen == []
+
+
 @either
 async def test_another_key_is_told_apart_and_nobody_has_the_request(stage):
     other = ohttp.GatewayKey(200, X25519PrivateKey.generate())
