@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import hashlib
 import json
 import shutil
 import ssl
@@ -18,9 +17,8 @@ import dns.query
 import dns.rcode
 import dns.rdatatype
 import httpx2
+import msgspec
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from stormline.assembly.authority import Authority, ensure_authority, ensure_signing_key
 from stormline.core import limits_platform
@@ -28,7 +26,7 @@ from stormline.core.values import Address, Secret
 from stormline.dispatch import service
 from stormline.dispatch.config import DispatchConfig
 from stormline.dispatch.doh import DohConfig
-from stormline.dispatch.rules import RuleSet
+from stormline.dispatch.rules import Network, Region, RuleSet
 from stormline.dispatch.zone import Resolver
 from stormline.lab import dns as lab_dns
 from stormline.lab.chance import SeededRng
@@ -48,6 +46,7 @@ pytestmark = pytest.mark.loopback
 
 NAME, SHOP, MEDIA = "dispatch.stormline.test", "shop.example", "application/dns-message"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+CERTUTIL = shutil.which("certutil")
 KDIG = shutil.which("kdig")
 CURL = shutil.which("curl")
 PAGE = "<html><body><p>the page came</p></body></html>"
@@ -308,6 +307,64 @@ async def test_host_under_another_name_has_that_names_addresses(start):
         assert [str(each) for each in found.answer[0]] == ["0 cdn.example."]
 
 
+@pytest.mark.parametrize(
+    ("subnet", "scope", "first"),
+    [
+        (("203.0.113.77", 32), 24, "192.0.2.1"),
+        (("203.0.113.0", 24), 24, "192.0.2.1"),
+        (("198.51.100.9", 32), 24, "192.0.2.2"),
+        (("198.51.100.0", 22), 22, "192.0.2.2"),
+        (("2001:db8:5:6:7:8:9:a", 128), 56, "192.0.2.1"),
+        (("2001:db9::", 48), 48, "192.0.2.2"),
+    ],
+)
+async def test_answer_is_for_the_network_of_the_client_that_is_told_and_says_for_how_much_of_it(
+    start, subnet, scope, first
+):
+    """What lies beyond 24 and 56 bits is not looked at: there each network has a part of the other region."""
+    networks = {
+        "203.0.113.0/24": "east",
+        "203.0.113.64/26": "west",
+        "198.51.100.0/22": "west",
+        "2001:db8::/32": "east",
+        "2001:db8:5:6::/64": "west",
+        "2001:db9::/32": "west",
+    }
+    places = (
+        Endpoint(host=host, port=443, carrier="h1", region=region, weight=100)
+        for host, region in (("192.0.2.1", "east"), ("192.0.2.2", "west"))
+    )
+    given = msgspec.structs.replace(
+        rules(),
+        hosts={SHOP: HostPlan(endpoints=tuple(places))},
+        regions={"east": Region(), "west": Region()},
+        networks={network: Network(region=region) for network, region in networks.items()},
+    )
+    centre = await start(given)
+    async with client(centre) as http:
+        query = dns.message.make_query(SHOP, "A", use_edns=0, options=[dns.edns.ECSOption(*subnet)])
+        answer = await http.post("/dns-query", content=query.to_wire(), headers={"content-type": MEDIA})
+    found = dns.message.from_wire(answer.content)
+    assert str(found.answer[0][0]) == first
+    [told] = [option for option in found.options if isinstance(option, dns.edns.ECSOption)]
+    assert (told.address, told.srclen, told.scopelen) == (*subnet, scope)
+    assert answer.headers["cache-control"] == "max-age=30", "whoever keeps it knows whom it is for"
+
+
+async def test_answer_for_a_client_that_tells_nothing_of_itself_is_for_that_client_alone(start):
+    """A source of 0 bits says that its address is not to be used (RFC 7871 section 7.1.2)."""
+    given = msgspec.structs.replace(
+        rules(), regions={"east": Region()}, networks={"127.0.0.0/8": Network(region="east")}
+    )
+    centre = await start(given)
+    async with client(centre) as http:
+        for options in ([dns.edns.ECSOption("0.0.0.0", 0)], []):
+            query = dns.message.make_query(SHOP, "A", use_edns=0, options=options)
+            answer = await http.post("/dns-query", content=query.to_wire(), headers={"content-type": MEDIA})
+            assert answer.headers["cache-control"].startswith("private, ")
+            assert [each.scopelen for each in dns.message.from_wire(answer.content).options] == [0] * len(options)
+
+
 # -- real clients -----------------------------------------------------------------------------------------------------
 @pytest.fixture(name="shop")
 async def _shop(start, tmp_path):
@@ -321,7 +378,6 @@ async def _shop(start, tmp_path):
         writer.write(plain(PAGE.encode(), content_type="text/html"))
 
     async with running_origin(serve, ssl=context) as origin:
-        origin.certificate = files.certificate
         centre = await start(rules(origin.address.port))
         yield centre, origin
 
@@ -375,7 +431,8 @@ async def test_kdig_reads_every_record_through_a_proxy_that_speaks_http2(start, 
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
-async def test_chromium_finds_the_page_by_doh(shop, tmp_path, monkeypatch):
+@pytest.mark.skipif(CERTUTIL is None, reason="certutil is not installed (apt-get install libnss3-tools)")
+async def test_chromium_that_trusts_the_platforms_authority_finds_the_page_by_doh(shop, tmp_path, monkeypatch):
     centre, origin = shop
     asked: set[tuple[str | None, int]] = set()
     read = dns_server.read_query
@@ -386,14 +443,10 @@ async def test_chromium_finds_the_page_by_doh(shop, tmp_path, monkeypatch):
         return query
 
     monkeypatch.setattr(dns_server, "read_query", noted)
-    leaves = [x509.load_pem_x509_certificate(path.read_bytes()) for path in (
-        origin.certificate, centre.ca.issue("dispatch", names=[NAME], ips=["127.0.0.1"]).certificate)]  # fmt: skip
-    pins = [
-        base64.b64encode(
-            hashlib.sha256(each.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
-        ).decode()
-        for each in leaves
-    ]
+    database = tmp_path / ".pki" / "nssdb"
+    database.mkdir(parents=True)
+    await run(str(CERTUTIL), "-N", "--empty-password", "-d", f"sql:{database}")
+    await run(str(CERTUTIL), "-A", "-n", "ours", "-t", "C,,", "-i", str(centre.ca.certificate), "-d", f"sql:{database}")
     profile = tmp_path / "profile"
     profile.mkdir()
     template = centre.url + "{?dns}"
@@ -401,8 +454,8 @@ async def test_chromium_finds_the_page_by_doh(shop, tmp_path, monkeypatch):
     (profile / "Local State").write_text(json.dumps(state))
     page = await run(
         str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-proxy-server", "--no-first-run",
-        f"--user-data-dir={profile}", f"--ignore-certificate-errors-spki-list={','.join(pins)}",
-        "--virtual-time-budget=10000", "--dump-dom", f"https://{SHOP}:{origin.address.port}/", HOME=str(tmp_path),
+        f"--user-data-dir={profile}", "--virtual-time-budget=10000",
+        "--dump-dom", f"https://{SHOP}:{origin.address.port}/", HOME=str(tmp_path),
     )  # fmt: skip
     assert "the page came" in page
     assert (SHOP, dns.rdatatype.A) in asked

@@ -16,13 +16,14 @@ from stormline.core import errors
 from stormline.core import limits_platform as limits
 from stormline.dispatch.beside import Beside
 from stormline.dispatch.head import Drained
-from stormline.dispatch.health import Drains, HealthPolicy, Target, Verdict
+from stormline.dispatch.health import Drains, HealthPolicy, Part, Target, Verdict
 from stormline.dispatch.probing import HealthConfig, HttpCheck, Monitor, Prober
 from stormline.dispatch.rules import RuleSet, check
 from stormline.dispatch.signer import PlanSigner
 from stormline.dispatch.unit import HeldRules
 from stormline.engine.port import Message, Reply
 from stormline.net.clock import SystemClock, SystemRng
+from stormline.testing.foreign import find, running_server
 from stormline.wire import plan as wire_plan
 from stormline.wire.jws import SigningKey
 from stormline.wire.plan import Endpoint, HostPlan, PlanRequest
@@ -95,7 +96,8 @@ def target(port: int, carrier: str = "h1", server_name: str = "") -> Target:
 
 
 def prober(authority: Authority, check: HttpCheck | None = None) -> Prober:
-    return Prober(HealthConfig(ca_pem=authority.ca_pem.encode(), checks={NAME: check} if check else {}))
+    config = HealthConfig(ca_pem=authority.ca_pem.encode(), checks={NAME: check} if check else {})
+    return Prober(config, rng=SystemRng())
 
 
 class TestProbe:
@@ -171,13 +173,24 @@ class TestProbe:
 
     async def test_carrier_of_which_only_the_connection_is_tried_is_good_where_it_stands(self, authority, serve):
         server = await serve(tls=False)
-        tcp = Prober(HealthConfig(tcp=frozenset({"other"})))
+        tcp = Prober(HealthConfig(tcp=frozenset({"other"})), rng=SystemRng())
         assert tcp.can_probe(target(server.port, "other"))
         assert await tcp.probe(target(server.port, "other"), NAME) == (True, "")
 
-    async def test_quic_and_names_are_not_probed(self, authority):
+    async def test_each_is_tried_once_and_the_ill_ones_named_with_a_reason(self, authority, serve, monkeypatch):
+        monkeypatch.setattr(limits, "HEALTH_PROBES_MAX", 2)
+        well, stranger = await serve(), await serve("other.test")
+        gone = target(1)
+        names = {target(well.port): NAME, target(stranger.port): NAME, gone: NAME, target(1, "none"): NAME}
+        ill = await prober(authority).ill(names)
+        assert set(ill) == {target(stranger.port), gone}
+        assert ill[gone] == "connect: connection refused"
+        assert "certificate refused" in ill[target(stranger.port)]
+        assert well.connections == 1
+
+    async def test_other_carriers_and_names_are_not_probed(self, authority):
         one = prober(authority)
-        assert not one.can_probe(target(443, "h3"))
+        assert not one.can_probe(target(443, "sl-wss"))
         assert not one.can_probe(Target("shop.test", 443, "h1", ""))
         assert one.can_probe(Target("::1", 443, "sl-tls", ""))
 
@@ -187,14 +200,132 @@ class TestProbe:
         with pytest.raises(errors.ConfigError):
             HealthConfig(checks={NAME: HttpCheck("/", frozenset())})
         with pytest.raises(errors.ConfigError):
-            Prober(HealthConfig(ca_pem=b"nothing"))
+            Prober(HealthConfig(ca_pem=b"nothing"), rng=SystemRng())
+
+
+class Udp(asyncio.DatagramProtocol):
+    """A UDP port that answers as `answer` says: each datagram by any number of others."""
+
+    def __init__(self, answer: Callable[[bytes], list[bytes]]) -> None:
+        self._answer = answer
+        self.heard: list[bytes] = []
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.port: int = transport.get_extra_info("sockname")[1]
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        self.heard.append(data)
+        for each in self._answer(data):
+            self.transport.sendto(each, addr)
+
+
+def said(asked: bytes, *versions: int) -> bytes:
+    """Say versions as a server does: the ids of the question, each in the place of the other."""
+    destination, source = asked[6:14], asked[15:23]
+    return (
+        b"\xc0"
+        + bytes(4)
+        + b"\x08"
+        + source
+        + b"\x08"
+        + destination
+        + b"".join(version.to_bytes(4) for version in versions)
+    )
+
+
+class TestQuic:
+    @pytest.fixture(name="udp")
+    async def _udp(self) -> AsyncIterator[Callable[..., Awaitable[Udp]]]:
+        made: list[Udp] = []
+
+        async def make(answer: Callable[[bytes], list[bytes]]) -> Udp:
+            _, one = await asyncio.get_running_loop().create_datagram_endpoint(
+                lambda: Udp(answer), local_addr=("127.0.0.1", 0)
+            )
+            made.append(one)
+            return one
+
+        yield make
+        for one in made:
+            one.transport.close()
+
+    @pytest.mark.skipif(find("caddy") is None, reason="caddy is not installed (apt-get install caddy)")
+    async def test_real_server_is_good_as_long_as_it_runs(self, authority, tmp_path):
+        files = authority.issue("caddy", names=["localhost"])
+        (folder := tmp_path / "caddy").mkdir()
+        one = prober(authority)
+        with running_server("caddy", folder, files, http="3") as server:
+            for carrier in ("h3", "sl-quic"):
+                assert await one.probe(target(server.address.port, carrier), "localhost") == (True, "")
+        outcome = await one.probe(target(server.address.port, "h3"), "localhost")
+        assert outcome == (False, "quic: connection refused")
+
+    @pytest.mark.skipif(find("caddy") is None, reason="caddy is not installed (apt-get install caddy)")
+    async def test_server_that_speaks_tcp_alone_is_ill(self, authority, tmp_path):
+        files = authority.issue("caddy", names=["localhost"])
+        (folder := tmp_path / "caddy").mkdir()
+        with running_server("caddy", folder, files) as server:
+            outcome = await prober(authority).probe(target(server.address.port, "h3"), "localhost")
+        assert outcome == (False, "quic: connection refused")
+
+    async def test_lost_datagrams_are_sent_again_and_forged_ones_passed_over(self, authority, udp, monkeypatch):
+        monkeypatch.setattr(limits, "HEALTH_QUIC_REPEAT_S", 0.05)
+
+        def answer(asked: bytes) -> list[bytes]:
+            if len(server.heard) < 3:
+                return [b"", bytes(40), said(bytes(40), 1)]
+            return [said(asked, 0x1A2A3A4A, 1)]
+
+        server = await udp(answer)
+        assert await prober(authority).probe(target(server.port, "h3"), NAME) == (True, "")
+        assert len(server.heard) >= 3
+        assert {len(each) for each in server.heard} == {1200}
+
+    async def test_silence_says_nothing_where_no_other_server_answers(self, authority, udp, watched, monkeypatch):
+        monkeypatch.setattr(limits, "HEALTH_TIMEOUT_S", 0.1)
+        silent, mute = await udp(lambda asked: []), await udp(lambda asked: [])
+        one = prober(authority)
+        found = await one.probe(target(silent.port, "h3"), NAME)
+        assert found == (None, "quic: silent, as all servers of QUIC are from here")
+        assert await one.ill({target(silent.port, "h3"): NAME}) == {}
+        endpoints = tuple(Endpoint(host="127.0.0.1", port=each.port, carrier="h3") for each in (silent, mute))
+        watched.monitor.watch(RuleSet(version=1, hosts={NAME: HostPlan(endpoints=endpoints)}))
+        await watched.until(lambda: len(silent.heard) > 10)
+        assert watched.verdict(silent.port) is Verdict.UNKNOWN
+        assert watched.told == []
+
+    async def test_server_of_other_versions_is_ill_and_so_is_a_silent_one(self, authority, udp, monkeypatch):
+        other, silent = await udp(lambda asked: [said(asked, 0xFF00001D)]), await udp(lambda asked: [])
+        one = prober(authority)
+        outcome = await one.probe(target(other.port, "h3"), NAME)
+        assert outcome == (False, "quic: it speaks 0xff00001d and no version of ours")
+        monkeypatch.setattr(limits, "HEALTH_TIMEOUT_S", 0.3)
+        outcome = await one.probe(target(silent.port, "h3"), NAME)
+        assert outcome == (False, "quic: nothing within 0.3 s")
+
+    async def test_endpoint_whose_udp_is_lost_is_left_out_after_several_probes_and_taken_back(self, udp, watched):
+        up = True
+        server, steady = (
+            await udp(lambda asked: [said(asked, 1)] if up else []),
+            await udp(lambda asked: [said(asked, 1)]),
+        )
+        endpoints = tuple(Endpoint(host="127.0.0.1", port=each.port, carrier="h3") for each in (server, steady))
+        watched.monitor.watch(RuleSet(version=1, hosts={NAME: HostPlan(endpoints=endpoints)}))
+        await watched.until(lambda: watched.verdict(server.port) is Verdict.WELL)
+        up = False
+        await watched.until(lambda: watched.told)
+        assert watched.monitor(endpoints) == endpoints[1:]
+        up = True
+        await watched.until(lambda: len(watched.told) == 2)
+        assert watched.monitor(endpoints) == endpoints
 
 
 class Watched:
     """A monitor that runs, and what it told."""
 
     def __init__(self, authority: Authority, drains: Drains) -> None:
-        self.told: list[frozenset[str]] = []
+        self.told: list[frozenset[Part]] = []
         check = HttpCheck("/health")
         self.monitor = Monitor(FAST, drains, prober(authority, check=check), rng=SystemRng(), told=self.told.append)
         self.task = asyncio.create_task(self.monitor.run())
@@ -237,7 +368,7 @@ class TestMonitor:
         assert watched.told == [], "what was believed is confirmed: nothing changed"
         second.up = False
         await watched.until(lambda: watched.told)
-        assert watched.told == [frozenset({NAME, "b.test"})]
+        assert watched.told == [frozenset({Part(host=NAME), Part(host="b.test")})]
         assert watched.monitor(endpoints) == endpoints[:1]
         revision = watched.monitor.revision
         second.up = True
@@ -263,14 +394,38 @@ class TestMonitor:
         hosts = {NAME: HostPlan(endpoints=(first, second)), "b.test": HostPlan(endpoints=(second,))}
         watched.monitor.watch(RuleSet(version=1, hosts=hosts))
         drains.put(Drained(host="127.0.0.1", port=one.port))
-        assert watched.told == [frozenset({NAME})]
+        assert watched.told == [frozenset({Part(host=NAME)})]
         assert watched.monitor((first, second)) == (second,)
         drains.put(Drained(host="127.0.0.1", port=two.port))
-        assert watched.told[1:] == [frozenset({NAME})]
+        assert watched.told[1:] == [frozenset({Part(host=NAME)})]
         assert watched.monitor((second,)) == (second,)
         drains.end(Drained(host="127.0.0.1", port=one.port))
         drains.end(Drained(host="127.0.0.1", port=two.port))
         assert watched.monitor((first, second)) == (first, second)
+
+    async def test_gateways_of_an_app_are_told_beside_its_hosts(self, serve, watched):
+        one, two = await serve(alpn=("sl/1",)), await serve(alpn=("h2",))
+        first, second = (
+            Endpoint(host="127.0.0.1", port=each.port, carrier="sl-tls", server_name=NAME) for each in (one, two)
+        )
+        hosts = {"b.test": HostPlan(endpoints=(first,)), "c.test": HostPlan(endpoints=(first, second))}
+        watched.monitor.watch(RuleSet(version=1, hosts=hosts, gateways={"a": (first, second), "b": (first,)}))
+        await watched.until(lambda: watched.told)
+        assert watched.told == [frozenset({Part(app="a"), Part(host="c.test")})]
+
+    async def test_two_rule_sets_at_once_are_each_judged_as_they_are(self, serve, watched):
+        servers = [await serve() for _ in range(3)]
+        one, two, three = (Endpoint(host="127.0.0.1", port=each.port, carrier="h1") for each in servers)
+        old, new = (
+            RuleSet(version=number, hosts={NAME: HostPlan(endpoints=endpoints)})
+            for number, endpoints in ((1, (one, two)), (2, (one, two, three)))
+        )
+        watched.monitor.watch(old, new)
+        servers[2].up = False
+        await watched.until(lambda: watched.told)
+        assert watched.told == [frozenset({Part(host=NAME)})]
+        assert watched.monitor((one, two)) == (one, two)
+        assert watched.monitor((one, two, three)) == (one, two)
 
     async def test_no_more_probes_at_once_than_the_bound(self, authority, monkeypatch):
         monkeypatch.setattr(limits, "HEALTH_PROBES_MAX", 4)

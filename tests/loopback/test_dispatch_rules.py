@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from stormline.assembly.authority import ensure_authority, ensure_signing_key
@@ -22,7 +23,9 @@ from stormline.dispatch.book import Book
 from stormline.dispatch.config import DispatchConfig
 from stormline.dispatch.editor import Editor
 from stormline.dispatch.head import Head, Note
+from stormline.dispatch.health import HealthPolicy
 from stormline.dispatch.ledger import Ledger
+from stormline.dispatch.probing import HealthConfig, Prober
 from stormline.dispatch.rules import RuleSet
 from stormline.engine.nats import connect
 from stormline.engine.port import Engine
@@ -36,6 +39,8 @@ pytestmark = pytest.mark.loopback
 NAME = "dispatch.stormline.test"
 KEY = "an-admin-key-0123"
 HOST = "api.shop.example"
+TCP = HealthConfig(policy=HealthPolicy(interval_s=0.05, fall=2, rise=2), tcp=frozenset({"sl-tls"}))
+"""Endpoints here only take connections."""
 LATE_S = 10.0
 """Until a change must be seen; what is promised is a second, of a machine that does nothing else."""
 
@@ -53,6 +58,10 @@ def rule_set(port: int, *, version: int = 1, more: int = 0) -> RuleSet:
     return rules.check(RuleSet(version=version, unit="u1", hosts=plans, apps={"shop": frozenset({HOST})}))
 
 
+def place(port: int) -> Endpoint:
+    return Endpoint(host="127.0.0.1", port=port)
+
+
 async def eventually(condition: Callable[[], Awaitable[bool]], wait_s: float = LATE_S) -> None:
     async with asyncio.timeout(wait_s):
         while not await condition():  # noqa: ASYNC110 - the other side is another process
@@ -68,11 +77,21 @@ class Centre:
         self.keys = keys
         self.copy = folder / "held.json"
 
-    async def answer(self) -> tuple[int, int]:
+    async def plan(self, device: str = "") -> plan.Plan:
+        """Give the plan a client gets."""
+        text = (await self.client.post("/v1/plan", json={"app": "shop", "hosts": [HOST], "device": device})).content
+        return plan.verify(text, keys=self.keys, app="shop", hosts=[HOST], version_min=0, wall=SystemClock().wall())
+
+    async def answer(self, device: str = "") -> tuple[int, int]:
         """Give version and port of the plan a client gets."""
-        text = (await self.client.post("/v1/plan", json={"app": "shop", "hosts": [HOST]})).content
-        found = plan.verify(text, keys=self.keys, app="shop", hosts=[HOST], version_min=0, wall=SystemClock().wall())
+        found = await self.plan(device)
         return found.version, found.hosts[HOST].endpoints[0].port
+
+    async def until_ports(self, *ports: int, device: str = "") -> None:
+        async def there() -> bool:
+            return {each.port for each in (await self.plan(device)).hosts[HOST].endpoints} == set(ports)
+
+        await eventually(there)
 
     async def until(self, version: int, port: int) -> None:
         async def there() -> bool:
@@ -130,7 +149,14 @@ class Unit:
         self.stack.push_async_callback(engine.close)
         return Ledger(await engine.kv(ledger.bucket("u1"), persistent=True), rng=SystemRng())
 
-    async def centre(self, name: str, assembled: RuleSet, *, stack: contextlib.AsyncExitStack | None = None) -> Centre:
+    async def centre(
+        self,
+        name: str,
+        assembled: RuleSet,
+        *,
+        stack: contextlib.AsyncExitStack | None = None,
+        health: HealthConfig | None = None,
+    ) -> Centre:
         stack = stack or self.stack
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
@@ -143,6 +169,7 @@ class Unit:
             plan_key=self.plan_key,
             token_key=self.token_key,
             admin_key=Secret(KEY),
+            health=health,
         )
         clock, rng = SystemClock(), SystemRng()
         book = Book(assembled, unit="u1", path=folder / "held.json", clock=clock, rng=rng, connect=self.engine)
@@ -156,7 +183,9 @@ class Unit:
                 started=started.set_result,
                 stop=stop,
                 source=book,
-                admin=admin.mount(Editor(book, unit="u1", clock=clock), key=Secret(KEY)),
+                admin=admin.mount(
+                    Editor(book, unit="u1", clock=clock, ill=Prober(TCP, rng=SystemRng()).ill), key=Secret(KEY)
+                ),
             )
         )
 
@@ -323,6 +352,43 @@ async def test_nats_that_lost_its_disk_is_given_the_rules_again(unit: Unit) -> N
     assert (await one.set(rule_set(4), match='"3"')).json()["version"] == 4
 
 
+async def test_drain_changes_the_plans_of_centres_that_do_not_probe(unit: Unit) -> None:
+    both = msgspec.structs.replace(rule_set(1), hosts={HOST: HostPlan(endpoints=(place(8701), place(8702)))})
+    one, two = await unit.centre("one", both), await unit.centre("two", both)
+    order = {"who": "ann", "host": "127.0.0.1", "port": 8701}
+    await one.call("POST", "/drains", json=order)
+    for centre in (one, two):
+        await centre.until_ports(8702)
+    await unit.kill_nats()
+    again = await unit.centre("two", both)  # from its copy
+    await again.until_ports(8702)
+    await unit.start_nats()
+    await one.until_stale(False)
+    await one.call("POST", "/drains/end", json=order)
+    for centre in (one, again):
+        await centre.until_ports(8701, 8702)
+
+
+async def test_centre_that_starts_in_a_roll_out_probes_what_is_rolled_out(unit: Unit) -> None:
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+        well = server.sockets[0].getsockname()[1]
+        dead = free_port()
+        one = await unit.centre("one", rule_set(well))
+        both = msgspec.structs.replace(rule_set(1), hosts={HOST: HostPlan(endpoints=(place(well), place(dead)))})
+        started = await one.call(
+            "POST",
+            "/rollout",
+            content=rules.encode(both),
+            params={"who": "ann", "steps": "99.999"},
+            headers={"if-match": "*"},
+        )
+        assert started.status_code == 200, started.text
+        two = await unit.centre("two", rule_set(well), health=TCP)
+        assert two.book.for_device("d1").hosts[HOST].endpoints == (place(well), place(dead))
+        await two.until_ports(well, device="d1")
+        assert (await two.answer("d1"))[0] == 2
+
+
 class TestAdmin:
     async def test_admin_needs_its_key_and_plans_do_not(self, unit: Unit) -> None:
         one = await unit.centre("one", rule_set(1))
@@ -372,6 +438,7 @@ class TestAdmin:
         dead = free_port()
         answer = await one.set(rule_set(dead), force="false")
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "no-live-endpoint")
+        assert f"{HOST} (connect: connection refused)" in answer.json()["error"]["message"]
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
             alive = server.sockets[0].getsockname()[1]
             assert (await one.set(rule_set(alive), force="false")).status_code == 200

@@ -93,6 +93,26 @@ def test_set_changes_what_clients_are_answered(platform: RunningPlatform, tmp_pa
     assert "was made from version" in _refused(platform, "set", str(file))
 
 
+def test_health_shows_what_the_probes_found_and_drains(platform: RunningPlatform) -> None:
+    gateway = str(platform.addresses["gateway"])
+
+    def target() -> dict[str, Any]:
+        [found] = [each for each in _run(platform, "health")["targets"] if each["address"] == gateway]
+        return dict(found)
+
+    clock = SystemClock()
+    end = clock.monotonic() + LATE_S
+    while target()["verdict"] != "well":
+        assert clock.monotonic() < end, target()
+    _run(platform, "drain", gateway, "-m", "new kernel")
+    assert target()["drained"] is True
+    shown = platform.command("dispatch", "health").stdout
+    assert gateway in shown
+    assert "well, drained" in shown
+    _run(platform, "undrain", gateway)
+    assert target()["drained"] is False
+
+
 def test_set_takes_rules_from_standard_input_and_people_read_what_changed(
     platform: RunningPlatform, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stormline.core import limits_platform as limits
 from stormline.dispatch.head import Drained
-from stormline.dispatch.health import Drains, Health, HealthPolicy, Verdict, target_of
+from stormline.dispatch.health import Drains, Health, HealthPolicy, Verdict, target_of, targets
 from stormline.dispatch.rules import RuleSet
 from stormline.wire.plan import Endpoint, HostPlan
 
@@ -37,7 +37,7 @@ class Story(RuleBasedStateMachine):
     @rule(hosts=st.lists(st.sampled_from(list(HOSTS)), unique=True))
     def take(self, hosts: list[str]) -> None:
         rules = RuleSet(version=1, hosts={host: HostPlan(endpoints=HOSTS[host]) for host in hosts})
-        self.health.watch(rules, self.now, lambda: 0.5)
+        self.health.watch(targets([rules]), self.now, lambda: 0.5)
 
     @rule(endpoint=st.sampled_from(ENDPOINTS), good=st.booleans(), times=st.integers(1, 4), gap_s=st.floats(0, 200))
     def probe(self, endpoint: Endpoint, good: bool, times: int, gap_s: float) -> None:
@@ -96,7 +96,7 @@ def test_flapping_endpoint_becomes_usable_ever_more_rarely_and_always_in_the_end
 ) -> None:
     health = Health(HealthPolicy(fall=1, rise=1), Drains())
     (target,) = [target_of(ENDPOINTS[0])]
-    health.watch(RuleSet(version=1, hosts={"a.example": HostPlan(endpoints=ENDPOINTS[:1])}), 0.0, lambda: 0.0)
+    health.watch(dict.fromkeys(map(target_of, ENDPOINTS[:1]), "a.example"), 0.0, lambda: 0.0)
     now = 0.0
     for good, gap_s in outcomes:
         now += gap_s

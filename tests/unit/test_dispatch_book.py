@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,9 @@ from stormline.dispatch import head as heads
 from stormline.dispatch.book import Book
 from stormline.dispatch.editor import Author, Editor
 from stormline.dispatch.head import Drained, Note
+from stormline.dispatch.health import Target
 from stormline.dispatch.ledger import Ledger
+from stormline.dispatch.probing import Try
 from stormline.dispatch.rollout import Counts
 from stormline.dispatch.rules import RuleSet
 from stormline.engine.memory import MemoryBroker, MemoryEngine
@@ -45,10 +47,6 @@ def _data(version: int = 1, port: int = 1, **hosts: int) -> bytes:
     return rules.encode(_rules(version, port, **hosts))
 
 
-async def _all_alive(endpoints: object) -> frozenset[Endpoint]:
-    return frozenset(endpoints)  # type: ignore[call-overload, no-any-return]
-
-
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10.0):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
@@ -58,9 +56,9 @@ async def _until(condition: Callable[[], bool]) -> None:
 class Node:
     """One centre."""
 
-    def __init__(self, book: Book, alive: Callable[..., Awaitable[frozenset[Endpoint]]]) -> None:
+    def __init__(self, book: Book, ill: Try | None) -> None:
         self.book = book
-        self.editor = Editor(book, unit="u1", clock=SystemClock(), alive=alive)
+        self.editor = Editor(book, unit="u1", clock=SystemClock(), ill=ill)
         self.told: list[tuple[int | None, int]] = []
         book.on_change(lambda old, new: self.told.append((old.version if old else None, new.version)))
 
@@ -87,7 +85,7 @@ class Unit:
         *,
         name: str = "",
         stack: contextlib.AsyncExitStack | None = None,
-        alive: Callable[..., Awaitable[frozenset[Endpoint]]] = _all_alive,
+        ill: Try | None = None,
     ) -> Node:
         async def connect() -> Engine:
             if not self.broker.up:
@@ -103,7 +101,7 @@ class Unit:
             rng=_Rng(self.count),
             connect=connect,
         )
-        node = Node(book, alive)
+        node = Node(book, ill)
         self.monkeypatch.setattr(limits, "RULES_FIRST_WAIT_S", 10.0 if self.broker.up else 0.0)
         await (stack or self.stack).enter_async_context(book.following())
         return node
@@ -462,11 +460,13 @@ class TestEditing:
         assert refused.value.code == "too-large"
 
     async def test_host_without_a_live_endpoint_is_refused_unless_forced(self, unit: Unit) -> None:
-        async def only_port_1(endpoints: list[Endpoint]) -> frozenset[Endpoint]:
-            return frozenset(each for each in endpoints if each.port == 1)
+        async def all_but_port_1(names: Mapping[Target, str]) -> dict[Target, str]:
+            return {target: f"no {name}" for target, name in names.items() if target.port != 1}
 
-        node = await unit.node(alive=only_port_1)
-        with pytest.raises(errors.RequestRefused, match=r"no endpoint answers for b\.example") as refused:
+        node = await unit.node(ill=all_but_port_1)
+        with pytest.raises(
+            errors.RequestRefused, match=r"no endpoint answers for b\.example \(no b\.example\)"
+        ) as refused:
             await node.editor.publish(_data(b=2), ANN, expected=1)
         assert refused.value.code == "no-live-endpoint"
         tried = await node.editor.publish(_data(b=2), ANN, expected=1, dry_run=True)
@@ -479,7 +479,7 @@ class TestEditing:
     async def test_endpoint_that_is_drained_is_none_that_serves(self, unit: Unit) -> None:
         node = await unit.node()
         await node.editor.drain(Drained("192.0.2.1", 5), ANN)
-        with pytest.raises(errors.RequestRefused, match="no endpoint answers"):
+        with pytest.raises(errors.RequestRefused, match=r"no endpoint answers for b\.example \(drained\)"):
             await node.editor.publish(_data(b=5), ANN, expected=1)
 
     async def test_drains_are_told_to_every_node(self, unit: Unit) -> None:

@@ -8,8 +8,10 @@ import pytest
 from stormline.appgw.plans import PlanChange
 from stormline.core import limits
 from stormline.dispatch.changes import differences
+from stormline.dispatch.health import Part
 from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.unit import Announcements, HeldRules
+from stormline.wire.messages import GATEWAYS
 from stormline.wire.plan import Endpoint, HostPlan
 
 A, B, C = (HostPlan(endpoints=(Endpoint(host=f"192.0.2.{number}", port=443),)) for number in (1, 2, 3))
@@ -76,7 +78,7 @@ class TestAnnouncements:
         untold = announcements.take()
         announcements.give_back(untold)
         announcements.changed(second, msgspec.structs.replace(second, version=7, hosts=RULES.hosts))
-        announcements.touched(["b.example", "unknown.example"])
+        announcements.touched([Part(host="b.example"), Part(host="unknown.example")])
         assert announcements.take() == [PlanChange("shop", 7, 5, ("a.example", "b.example"))]
 
     def test_any_stays_any_when_joined(self) -> None:
@@ -96,10 +98,36 @@ class TestAnnouncements:
 
     def test_endpoints_that_stand_otherwise_are_told_under_the_same_version(self) -> None:
         announcements = Announcements(RULES)
-        assert announcements.touched(["c.example"])
-        assert not Announcements(RULES).touched(["unknown.example"])
+        assert announcements.touched([Part(host="c.example")])
+        assert not Announcements(RULES).touched([Part(host="unknown.example"), Part(app="unknown")])
         announcements.changed(RULES, after(hosts={**RULES.hosts, "c.example": A}))
         assert announcements.take() == [PlanChange("bank", 6, 5, ("c.example",))]
+
+    def test_gateways_that_stand_otherwise_are_told_to_their_app_alone(self) -> None:
+        announcements = Announcements(RULES)
+        assert announcements.touched([Part(app="shop")])
+        assert announcements.take() == [PlanChange("shop", 5, 5, (GATEWAYS,))]
+        announcements.touched([Part(app="shop"), Part(host="b.example")])
+        announcements.touched([Part(host="a.example")])
+        assert announcements.take() == [PlanChange("shop", 5, 5, (GATEWAYS, "a.example", "b.example"))]
+
+    def test_gateways_of_a_roll_out_that_grows_are_named(self) -> None:
+        announcements = Announcements(RULES)
+        candidate = after(gateways={"bank": (Endpoint(host="192.0.2.9", port=443),)})
+        announcements.changed(RULES, candidate)
+        announcements.take()
+        assert announcements.changed(RULES, candidate)
+        assert announcements.take() == [PlanChange("bank", 6, 6, (GATEWAYS, "c.example"))]
+
+    def test_more_touched_at_once_than_a_notice_names_are_as_many_as_it_names(self) -> None:
+        names = [f"h{number:03}.example" for number in range(2 * limits.PLAN_HOSTS_MAX)]
+        announcements = Announcements(
+            RuleSet(version=5, hosts=dict.fromkeys(names, A), apps={"shop": frozenset(names)})
+        )
+        announcements.touched(Part(host=name) for name in names[:60])
+        announcements.touched(Part(host=name) for name in names[60:])
+        [change] = announcements.take()
+        assert change == PlanChange("shop", 5, 5, tuple(names[: limits.PLAN_HOSTS_MAX]))
 
     def test_first_rules_ever_are_told_where_they_are_newer(self) -> None:
         announcements = Announcements(RULES)

@@ -15,6 +15,7 @@ from stormline.dispatch.health import (
     Target,
     Verdict,
     target_of,
+    targets,
 )
 from stormline.dispatch.rules import RuleSet
 from stormline.wire.plan import Endpoint, HostPlan
@@ -35,7 +36,7 @@ class World:
         self.drains = Drains()
         self.health = Health(policy, self.drains)
         self.now = 0.0
-        self.health.watch(rules(*(endpoints or ALL)), self.now, lambda: 0.0)
+        self.health.watch(targets([rules(*(endpoints or ALL))]), self.now, lambda: 0.0)
 
     def probe(self, endpoint: Endpoint, good: bool, times: int = 1, step_s: float = 1.0) -> None:
         for _ in range(times):
@@ -185,7 +186,7 @@ class TestTargets:
         plan = HostPlan(endpoints=(E1, named))
         many = RuleSet(version=1, hosts={"a.example": plan, "b.example": plan}, gateways={"shop": (named, E2)})
         health = Health(POLICY, Drains())
-        health.watch(many, 0.0, lambda: 0.0)
+        health.watch(targets([many]), 0.0, lambda: 0.0)
         assert health.take_due(0.0) == [
             (target_of(named), "g.example"),
             (target_of(E2), E2.host),
@@ -195,7 +196,7 @@ class TestTargets:
     def test_first_probes_are_spread_and_later_ones_jittered(self) -> None:
         health = Health(POLICY, Drains())
         draws = iter([0.0, 0.5, 0.25, 0.75])
-        health.watch(rules(*ALL), 100.0, lambda: next(draws))
+        health.watch(targets([rules(*ALL)]), 100.0, lambda: next(draws))
         assert health.next_due() == 100.0
         assert [target.host for target, _ in health.take_due(100.0)] == [E1.host]
         assert health.next_due() == 100.0 + 0.25 * POLICY.interval_s
@@ -207,10 +208,10 @@ class TestTargets:
     def test_new_rules_keep_the_course_of_what_stays(self) -> None:
         world = World()
         world.probe(E1, False, 3)
-        world.health.watch(rules(E1, E2), world.now, lambda: 0.0)
+        world.health.watch(targets([rules(E1, E2)]), world.now, lambda: 0.0)
         assert world.verdict(E1) is Verdict.ILL
         revision = world.health.revision
-        world.health.watch(rules(E2), world.now, lambda: 0.0)
+        world.health.watch(targets([rules(E2)]), world.now, lambda: 0.0)
         assert world.health.revision > revision, "it is handed out again where somebody still asks"
         assert not world.health.observe(target_of(E1), True, "", world.now, 0.5)
 
@@ -224,7 +225,7 @@ class TestTargets:
     def test_kinds_that_cannot_be_probed_are_handed_out(self) -> None:
         health = Health(POLICY, Drains(), can_probe=lambda target: target.carrier != "h3")
         quic = Endpoint(host="192.0.2.5", port=443, carrier="h3")
-        health.watch(rules(E1, quic), 0.0, lambda: 0.0)
+        health.watch(targets([rules(E1, quic)]), 0.0, lambda: 0.0)
         assert health.unprobed == 1
         assert [target for target, _ in health.take_due(1e9)] == [Target(E1.host, 443, "sl-tls", "")]
         assert health.standing((quic, E1)) == (quic, E1)

@@ -3,9 +3,26 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stormline.core.values import Secret
 from stormline.web.server import TlsFiles
+
+
+class DispatchAdmin(NamedTuple):
+    """The admin API of a scheduling centre.
+
+    Attributes:
+        url: its base, such as `https://192.0.2.1:8700`.
+        admin_key: its bearer key.
+        ca: CA file that vouches for it, None for the system's roots.
+        server_name: name in its certificate, empty for the host of the URL.
+    """
+
+    url: str
+    admin_key: Secret
+    ca: Path | None = None
+    server_name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +38,7 @@ class ApmConfig:
         store_url: a ClickHouse server as `clickhouse-connect` DSN (`http://user:password@host:8123/database`).
         token_keys: public keys that sign device tokens, base64url by key id.
         admin_key: bearer key of the admin API (`/v1/top` and so on); at least 16 characters.
+        dispatch: whom to tell how roll-outs fare and which addresses are bad; None for nobody.
     """
 
     host: str = "127.0.0.1"
@@ -30,3 +48,4 @@ class ApmConfig:
     store_url: Secret | None = None
     token_keys: Mapping[str, str]
     admin_key: Secret
+    dispatch: DispatchAdmin | None = None

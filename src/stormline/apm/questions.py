@@ -6,6 +6,7 @@ the device's clock says.
 
 from typing import Any
 
+from stormline.apm.judging import AddressCounts
 from stormline.apm.store import Answer, Store
 from stormline.core import limits_platform as limits
 from stormline.telemetry.timeline import STAGES
@@ -46,8 +47,8 @@ GROUP BY host, point
 
 _PLAIN = (
     "app", "device", "user", "platform", "client", "call_id", "method", "host", "path", "business", "status", "ok",
-    "ok_network", "ok_http", "ok_parse", "kind", "failure", "phase", "network", "family", "means", "address",
-    "bytes_up", "bytes_down", "total_ms", "clock_off",
+    "ok_network", "ok_http", "ok_parse", "kind", "failure", "phase", "plan_version", "network", "family", "means",
+    "address", "bytes_up", "bytes_down", "total_ms", "clock_off",
 )  # fmt: skip
 _ATTEMPT = (
     "means", "address", "carrier", "reused", "failure", "phase", "maybe_delivered", "start_ms", "duration_ms",
@@ -65,6 +66,36 @@ WHERE {_IN_WINDOW} AND ({{host:String}} = '' OR host = {{host:String}})
 ORDER BY received_at DESC, started_at DESC
 LIMIT {{limit:UInt32}}
 """  # noqa: S608 - as above
+
+
+_ARMS = """
+SELECT plan_version, count() AS calls, countIf(ok) AS successes
+FROM calls
+WHERE received_at >= fromUnixTimestamp64Milli({since:Int64}) AND plan_version IN ({new:UInt64}, {old:UInt64})
+GROUP BY plan_version
+"""
+
+_ADDRESSES = f"""
+SELECT
+    address,
+    count() AS tries,
+    countIf(failed) AS failures,
+    uniqExact(device) AS devices,
+    uniqExactIf(device, failed) AS failing
+FROM (
+    SELECT
+        device,
+        attempts.address AS address,
+        attempts.failure NOT IN ('', 'cancelled')
+            AND NOT match(attempts.failure, '^(client|gateway)[.]')
+            AND NOT (startsWith(attempts.carrier, 'sl-') AND startsWith(attempts.failure, 'http.')) AS failed
+    FROM calls ARRAY JOIN attempts
+    WHERE {_IN_WINDOW} AND attempts.address != ''
+)
+GROUP BY address
+ORDER BY tries DESC, address
+LIMIT {limits.APM_ADDRESSES_MAX}
+"""  # noqa: S608 - constants only; values go in as parameters
 
 
 def _pct(part: int, whole: int) -> float | None:
@@ -174,6 +205,34 @@ def _call(row: dict[str, Any]) -> dict[str, Any]:
         "stages_ms": {stage: row[f"{stage}_ms"] for stage in STAGES if row[f"{stage}_ms"] is not None},
         "attempts": [dict(zip(_ATTEMPT, values, strict=True)) for values in zip(*columns, strict=True)],
     }
+
+
+async def arms(store: Store, *, since_ms: int, new: int, old: int) -> dict[int, tuple[int, int]]:
+    """Calls and successes by version of the plan they were made by, for two versions; one without calls is absent.
+
+    Raises:
+        StoreError: the store cannot answer now.
+    """
+    answer = await store.query(_ARMS, {"since": since_ms, "new": new, "old": old})
+    return {row["plan_version"]: (row["calls"], row["successes"]) for row in answer}
+
+
+async def addresses(store: Store, *, since_ms: int, app: str = "") -> list[AddressCounts]:
+    """How attempts at each address fared, the busiest `limits.APM_ADDRESSES_MAX` of them.
+
+    What is not the address's fault is no failure of it: an attempt that was given up for another one or by the caller,
+    one that the client itself refused, and what a gateway says of those behind it.
+
+    Args:
+        store: where to ask.
+        since_ms: wall time from which arrivals count.
+        app: only this app; empty for all.
+
+    Raises:
+        StoreError: the store cannot answer now.
+    """
+    answer = await store.query(_ADDRESSES, {"since": since_ms, "app": app})
+    return [AddressCounts(**row) for row in answer]
 
 
 async def answers(store: Store) -> None:

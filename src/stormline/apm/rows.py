@@ -80,7 +80,7 @@ def _defect(record: CallRecord) -> str:
         return "duration"
     if not (0 <= record.status <= 999 and record.family in _FAMILIES):
         return "number"
-    if not (0 <= record.bytes_up <= INT64_MAX and 0 <= record.bytes_down <= INT64_MAX):
+    if not all(0 <= number <= INT64_MAX for number in (record.bytes_up, record.bytes_down, record.plan_version)):
         return "number"
     if len(record.attempts) > limits.REPORT_ATTEMPTS_MAX:
         return "attempts"
@@ -145,6 +145,7 @@ def clean(record: CallRecord, origin: Origin, received_ms: int) -> Row | Bad:
         "kind": kind_of_failure(record),
         "failure": record.failure,
         "phase": record.phase,
+        "plan_version": record.plan_version,
         "network": record.network,
         "family": record.family,
         "means": record.means,

@@ -56,6 +56,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("kind", _WORD, _text),
     Column("failure", _WORD, _text),
     Column("phase", _WORD, _text),
+    Column("plan_version", "UInt64", pa.uint64()),
     Column("network", _WORD, _text),
     Column("family", "UInt8", pa.uint8()),
     Column("means", _WORD, _text),
@@ -96,6 +97,9 @@ ENGINE = MergeTree ORDER BY version SETTINGS fsync_after_insert = 1
 READ_VERSION: Final = "SELECT max(version) FROM schema_versions"
 RECORD_VERSION: Final = "INSERT INTO schema_versions (version) VALUES ({version:UInt32})"
 
-MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = ((_CREATE_CALLS,),)
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (_CREATE_CALLS,),
+    ("ALTER TABLE calls ADD COLUMN IF NOT EXISTS plan_version UInt64",),
+)
 """Step N (from 1) is a list of statements, each of which may run twice: a crash can fall between a statement and the
 record that it ran."""

@@ -6,6 +6,7 @@
 | `GET /v1/top`      | admin key            | health per host: `window_s`, `app`                                      |
 | `GET /v1/series`   | admin key            | calls and successes over time: `window_s`, `step_s`, `app`              |
 | `GET /v1/calls`    | admin key            | latest calls with their stages: `window_s`, `app`, `host`, `limit`      |
+| `GET /v1/addresses`| admin key            | attempts and failures by address: `window_s`, `app`                     |
 | `GET /v1/stats`    | admin key            | counts of this process: stored, left out, refused                       |
 | `GET /healthz`     | anyone               | 200 where the store answers, else 503                                   |
 
@@ -35,6 +36,7 @@ from stormline.apm.config import ApmConfig
 from stormline.apm.ingest import Ingest
 from stormline.apm.rows import Origin
 from stormline.apm.store import Store
+from stormline.apm.telling import telling
 from stormline.core import codes, errors
 from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock
@@ -164,6 +166,7 @@ class ApmService:
                 Route("/v1/top", self._guarded(self._top), methods=get),
                 Route("/v1/series", self._guarded(self._series), methods=get),
                 Route("/v1/calls", self._guarded(self._calls), methods=get),
+                Route("/v1/addresses", self._guarded(self._addresses), methods=get),
                 Route("/v1/stats", self._guarded(self._stats), methods=get),
                 Route("/healthz", self._guarded(self._health), methods=get),
             ],
@@ -295,6 +298,13 @@ class ApmService:
         )
         return _json({"calls": calls})
 
+    async def _addresses(self, request: Request) -> Response:
+        self._admin(request)
+        query = request.query_params
+        window_s = _number(query, "window_s", int(limits.BAD_WINDOW_S), limits.APM_WINDOW_S_MAX)
+        counts = await questions.addresses(self._store, since_ms=self._since_ms(window_s), app=_word(query, "app"))
+        return _json({"window_s": window_s, "addresses": [each._asdict() for each in counts]})
+
     async def _stats(self, request: Request) -> Response:
         self._admin(request)
         return _json({"ingest": asdict(self._ingest.stats), "body_bytes": self._body_bytes})
@@ -341,6 +351,8 @@ async def run(config: ApmConfig, *, clock: Clock, started: Callable[[Address], N
         ingest = Ingest(store.insert, clock)
         service = ApmService(store=store, ingest=ingest, token_keys=keys, admin_key=config.admin_key, clock=clock)
         server = HttpServer(service.app, host=config.host, port=config.port, what="apm", tls=config.tls)
+        if config.dispatch is not None:
+            await stack.enter_async_context(telling(config.dispatch, store, clock))
         writer = asyncio.create_task(ingest.run(), name="apm ingest")
         stopped = asyncio.create_task(stop.wait(), name="apm stop")
         try:

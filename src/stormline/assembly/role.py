@@ -70,6 +70,7 @@ Service = Callable[[Context], Awaitable[None]]
 async def _dispatch(context: Context) -> None:
     from stormline.assembly.prepare import core_engine
     from stormline.dispatch import admin, rules, service
+    from stormline.dispatch.beside import Beside
     from stormline.dispatch.book import Book
     from stormline.dispatch.config import DispatchConfig, KeyFile
     from stormline.dispatch.doh import DohConfig
@@ -113,7 +114,8 @@ async def _dispatch(context: Context) -> None:
         rng=context.rng,
         connect=connect if settings.nats.url else None,
     )
-    editor = Editor(book, unit=settings.unit, clock=context.clock)
+    beside = Beside(book, config.health, context.rng)
+    editor = Editor(book, unit=settings.unit, clock=context.clock, ill=beside.ill)
     async with book.following():
         await service.run(
             config,
@@ -122,14 +124,15 @@ async def _dispatch(context: Context) -> None:
             started=lambda address: context.started({"dispatch": address}),
             stop=context.stop,
             source=book,
-            admin=admin.mount(editor, key=context.admin_key),
+            admin=admin.mount(editor, key=context.admin_key, health=beside.monitor.snapshot),
+            beside=beside,
             connect=connect if settings.nats.url else None,
         )
 
 
 async def _apm(context: Context) -> None:
     from stormline.apm import service
-    from stormline.apm.config import ApmConfig
+    from stormline.apm.config import ApmConfig, DispatchAdmin
     from stormline.web.server import TlsFiles
 
     place, settings = context.place, context.settings
@@ -140,6 +143,12 @@ async def _apm(context: Context) -> None:
         store_path=place.apm,
         token_keys=context.resolved.token_keys,
         admin_key=context.admin_key,
+        dispatch=DispatchAdmin(
+            url=f"https://{Address(settings.advertised, settings.ports.dispatch)}",
+            admin_key=context.admin_key,
+            ca=place.ca,
+            server_name=SERVER_NAMES["dispatch"],
+        ),
     )
     await service.run(
         config,

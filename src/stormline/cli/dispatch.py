@@ -64,6 +64,30 @@ def status(state: output.StateOption = None, json: output.JsonFlag = False) -> N
         print(f"drained: {each}")
 
 
+@group.command("health")
+def health(state: output.StateOption = None, json: output.JsonFlag = False) -> None:
+    """Show what the probes think of each endpoint, the ill ones first."""
+    with _api(state) as api:
+        answer = api.call("GET", "/v1/admin/health")
+    if json:
+        output.print_json(answer)
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("address", "carrier", "name", "verdict", "for", "why"):
+        table.add_column(column)
+    for each in sorted(answer["targets"], key=lambda each: (each["streak"] >= 0, each["address"])):
+        verdict = f"{each['verdict']}, drained" if each["drained"] else each["verdict"]
+        duration = str(datetime.timedelta(seconds=round(each["since_s"])))
+        cells = (each["address"], each["carrier"], each["server_name"], verdict, duration, each["reason"])
+        table.add_row(*map(escape, cells))
+    output.console().print(table)
+    if answer["unprobed"]:
+        print(f"{answer['unprobed']} more are not probed, and handed out")
+
+
 @group.command("show")
 def show(
     version: Annotated[

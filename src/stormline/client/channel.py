@@ -177,6 +177,8 @@ class Channel:
         if len(body) > limits.CALL_BODY_BYTES_MAX:
             raise errors.LocalProtocolError(f"call of {len(body)} bytes, at most {limits.CALL_BODY_BYTES_MAX}")
         trace = self._runtime.trace(method="CALL", host=method.partition(".")[0], path=method)
+        plan = self._runtime.scheduling.plan if self._runtime.scheduling is not None else None
+        trace.record.plan_version = plan.version if plan is not None else 0
         headers: messages.Headers = (("idempotency-key", idempotency_key),) if idempotency_key else ()
         try:
             answer = await self._call(method, body, headers, deadline_s, trace)

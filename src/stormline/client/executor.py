@@ -605,6 +605,7 @@ class Executor:
             stale = ", stale" if scheduling.stale else ""
             known = f"{len(host_plan.endpoints)} endpoints" if host_plan else "host unknown"
             trace.note(f"plan version {plan.version}{stale}: {known}")
+            trace.record.plan_version = plan.version
         if scheduling.last_error is not None:
             trace.note(str(scheduling.last_error))
         if _H2 in off:

@@ -20,7 +20,7 @@ from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.outbound.pool import HttpPool
 from stormline.policy.asking import Rung, Way
-from stormline.wire import hostname, plan, tokens
+from stormline.wire import hostname, messages, plan, tokens
 from stormline.wire.bundle import Bundle
 from stormline.wire.plan import Home, HostPlan, Plan, PlanRequest
 
@@ -189,10 +189,11 @@ class Scheduling:
 
         Args:
             version: newest version that there is.
-            hosts: hosts whose plan changed; empty where any may have.
+            hosts: hosts whose plan changed, and `messages.GATEWAYS` where the gateways did; empty where any may have.
         """
         held = self._acceptance.plan
-        if not any(host in self._hosts for host in hosts) and (hosts or (held and held.version >= version)):
+        concerned = any(host in self._hosts or host == messages.GATEWAYS for host in hosts)
+        if not concerned and (hosts or (held and held.version >= version)):
             return
         self._acceptance.make_due()
         if self._notice_timer is None:

@@ -95,6 +95,36 @@ APM_FAILURE_KINDS_MAX: Final = 12
 """Kinds of failure named per host; the rest is summed as `other`."""
 APM_CALLS_MAX: Final = 500
 """Calls in one answer."""
+APM_ADDRESSES_MAX: Final = 1000
+"""Addresses judged at once: as many as dispatch probes."""
+VERDICT_INTERVAL_S: Final = 2.0
+"""How often the APM looks whether dispatch has to be told something: each look costs the store some milliseconds."""
+VERDICT_TIMEOUT_S: Final = 10.0
+"""One question or order of the APM to dispatch, its answer included."""
+VERDICT_ANSWER_BYTES_MAX: Final = 128 * 1024 * 1024
+"""The longest answer: a rule set of `RULES_BYTES_MAX`, as JSON is written for people."""
+BAD_WINDOW_S: Final = 60.0
+"""Attempts that arrived within this speak for or against an address: a minute of many devices, and one that healed is
+forgiven after it."""
+BAD_DEVICES_MIN: Final = 3
+"""Devices for which an address must have failed: one or two may be the fault of their own networks."""
+BAD_FAILURES_MIN: Final = 10
+"""Failed attempts it takes beside that."""
+BAD_SHARE_MIN: Final = 0.5
+"""Share of the attempts at an address, and of the devices that tried it, that must have failed; what fails less often
+is worth its tries."""
+BAD_DRAINS_MAX: Final = 20
+"""Addresses out of use at once because devices found them bad: more at once is no matter of addresses."""
+BAD_OTHERS_SHARE_MAX: Final = 0.2
+"""Share of the attempts at the other addresses of the same host that may have failed: where these fail as well, it is
+the network or the service that is ill, and no address to blame."""
+BAD_HOLD_S: Final = 300.0
+"""How long an address that was found bad is out of use before devices try it again; doubles each time it is found bad
+again, as far back as the log of changes reaches."""
+BAD_HOLD_S_MAX: Final = 24 * 3600.0
+"""The longest such time."""
+BAD_RESPECT_S: Final = 3600.0
+"""How long an address that a person took back into service is left alone."""
 APM_SERIES_POINTS_MAX: Final = 360
 """Points of one series; more than a sparkline has pixels."""
 APM_SERIES_HOSTS_MAX: Final = 50
@@ -243,10 +273,6 @@ RULES_BODY_TIMEOUT_S: Final = 60.0
 """From the head of a request with a rule set to its whole body."""
 RULES_LIVE_TARGETS_MAX: Final = 512
 """Endpoints tried before publishing; more changed ones than that are sampled, from the first host on."""
-RULES_LIVE_AT_ONCE: Final = 64
-"""Of them at once."""
-RULES_LIVE_TIMEOUT_S: Final = 2.0
-"""Wait for one connection to them."""
 RULES_DIFF_LINES_MAX: Final = 1000
 """Differences listed; beyond it they are only counted."""
 ROLLOUT_STEPS_MAX: Final = 20
@@ -487,6 +513,10 @@ HEALTH_PROBES_MAX: Final = 64
 `HEALTH_TIMEOUT_S`."""
 HEALTH_TIMEOUT_S: Final = 3.0
 """One probe, connection, handshake and answer together: one lost SYN (1 s, RFC 6298) and some round trips."""
+HEALTH_QUIC_REPEAT_S: Final = 0.7
+"""When a datagram that was not answered is sent again: four of them within `HEALTH_TIMEOUT_S`."""
+HEALTH_QUIC_WITNESS_S: Final = 30.0
+"""How long an answer over UDP shows that UDP passes, so that silence of another server is its own: some intervals."""
 HEALTH_REASON_CHARS_MAX: Final = 200
 """Why a probe failed, for people."""
 DRAINS_MAX: Final = 1000

@@ -3,6 +3,7 @@
 | endpoint | what |
 | --- | --- |
 | `GET /v1/admin/status` | which rules are served, and whether newer ones may exist |
+| `GET /v1/admin/health` | what the probes of this centre think of each endpoint |
 | `GET /v1/admin/rules` | the rules that hold for all, or `?version=` |
 | `PUT /v1/admin/rules` | check and publish a rule set; `If-Match` with the version it was made from |
 | `POST /v1/admin/rules/diff` | what a rule set would change |
@@ -23,6 +24,7 @@ import asyncio
 import hmac
 import math
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -45,6 +47,7 @@ from stormline.dispatch.admin_models import DrainOrder, Order, OutcomesOrder, Ro
 from stormline.dispatch.compare import Differences
 from stormline.dispatch.editor import Author, Changed, Editor
 from stormline.dispatch.head import Drained, Head, Rollout
+from stormline.dispatch.health import Snapshot
 from stormline.web import bodies
 from stormline.wire import hostname
 
@@ -86,12 +89,13 @@ _Version = Annotated[int | None, Query(ge=1, le=2**53 - 1, description="absent: 
 _IfMatch = Annotated[str | None, Header(description='ETag of the rules it was made from, such as `"7"`; `*` for any')]
 
 
-def make_app(editor: Editor, *, key: Secret, prefix: str = "") -> FastAPI:
+def make_app(editor: Editor, *, key: Secret, health: Callable[[], Snapshot] | None = None, prefix: str = "") -> FastAPI:
     """Make the ASGI application.
 
     Args:
         editor: what it works on.
         key: bearer key.
+        health: gives what the probes think; None: there are none to show.
         prefix: path it is mounted under, for the OpenAPI page.
     """
     app = FastAPI(
@@ -105,20 +109,27 @@ def make_app(editor: Editor, *, key: Secret, prefix: str = "") -> FastAPI:
     )
     # Only for the OpenAPI page: `_Gate` has looked at the key before a handler is found.
     locked = [Depends(HTTPBearer(auto_error=False, description="the admin key"))]
-    for router in (_reading(editor), _rules(editor), _rollout(editor), _drains(editor)):
+    for router in (_reading(editor, health), _rules(editor), _rollout(editor), _drains(editor)):
         app.include_router(router, dependencies=locked)
     _handle_errors(app)
     app.add_middleware(_Gate, key=key)
     return app
 
 
-def mount(editor: Editor, *, key: Secret) -> tuple[str, ASGIApp]:
+def mount(editor: Editor, *, key: Secret, health: Callable[[], Snapshot] | None = None) -> tuple[str, ASGIApp]:
     """Give the path and the application to mount in a scheduling centre."""
-    return "/v1/admin", make_app(editor, key=key, prefix="/v1/admin")
+    return "/v1/admin", make_app(editor, key=key, health=health, prefix="/v1/admin")
 
 
-def _reading(editor: Editor) -> APIRouter:
+def _reading(editor: Editor, health: Callable[[], Snapshot] | None) -> APIRouter:
     router = APIRouter()
+
+    @router.get("/health", response_model=models.HealthAnswer)
+    async def probed() -> Response:
+        """Give what the probes of this centre think; other centres may think otherwise."""
+        if health is None:
+            raise RequestRefused("not-found", "this centre shows no health")
+        return _json(health())
 
     @router.get("/status", response_model=models.StatusAnswer)
     async def status() -> Response:

@@ -4,6 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stormline.core import limits_platform as limits
 from stormline.dispatch.editor import Author
+from stormline.dispatch.health import Verdict
 from stormline.dispatch.rollout import Counts
 
 
@@ -175,6 +176,29 @@ class DrainsAnswer(BaseModel):
     """All of them."""
 
     drains: list[DrainAnswer]
+
+
+class TargetAnswer(BaseModel):
+    """An endpoint that is probed; hosts that share it share the verdict."""
+
+    address: str
+    carrier: str
+    server_name: str = Field(description="name its certificate must carry; empty for that of the host")
+    verdict: Verdict = Field(description="damped: it answers, and is not believed yet")
+    since_s: float = Field(description="seconds for which it has been so")
+    streak: int = Field(description="good probes in a row, failed ones below zero")
+    falls: float = Field(description="falls remembered; they fade")
+    reason: str = Field(description="why the latest probe failed")
+    drained: bool
+
+
+class HealthAnswer(BaseModel):
+    """What the probes of this centre think."""
+
+    revision: int = Field(description="grows whenever something else is handed out")
+    unprobed: int = Field(description="endpoints that are not probed: too many, or of a kind that cannot be")
+    drains: list[DrainAnswer]
+    targets: list[TargetAnswer]
 
 
 class ErrorBody(BaseModel):

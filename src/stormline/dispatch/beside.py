@@ -3,17 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from stormline.core import errors
 from stormline.core.clock import Rng
 from stormline.dispatch.head import Drained
-from stormline.dispatch.health import Drains
+from stormline.dispatch.health import Drains, HealthPolicy, Part
 from stormline.dispatch.probing import HealthConfig, Monitor, Prober
 from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.unit import RulesSource, UnitLink
 from stormline.engine.port import Engine, Handler
-from stormline.wire.plan import HostPlan
 
 
 class Beside:
@@ -21,28 +18,27 @@ class Beside:
 
     Args:
         source: where the rules come from.
-        health: how endpoints are probed; None: they are not.
+        health: how endpoints are probed; None: they are not, and only drains count.
         rng: for the moments of probes.
 
     Attributes:
-        monitor: says which endpoints may be handed out; None: all.
+        monitor: says which endpoints may be handed out.
+        ill: tries endpoints once, as they are probed; None: they are not.
     """
 
     def __init__(self, source: RulesSource, health: HealthConfig | None, rng: Rng) -> None:
         self._source = source
         self._link: UnitLink | None = None
         self._drains = Drains()
-        self.monitor: Monitor | None = None
-        if health is not None:
-            self.monitor = Monitor(health.policy, self._drains, Prober(health), rng=rng, told=self._touched)
+        policy = HealthPolicy() if health is None else health.policy
+        prober = None if health is None else Prober(health, rng=rng)
+        self.ill = None if prober is None else prober.ill
+        self.monitor = Monitor(policy, self._drains, prober, rng=rng, told=self._touched)
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: list[Callable[[], None]] = []
 
     def _changed(self, old: RuleSet | None, new: RuleSet) -> None:
-        """Probe what the rules hold, and during a roll-out what those being rolled out hold too."""
-        current = self._source.current()
-        if self.monitor is not None:
-            self.monitor.watch(new if new.version == current.version else _joined(current, new))
+        self.monitor.watch(*self._source.served())
 
     def _drained(self, wanted: tuple[Drained, ...]) -> None:
         """Take out of service what is wanted so, and give the rest back."""
@@ -51,9 +47,9 @@ class Beside:
         for each in wanted:
             self._drains.put(each)
 
-    def _touched(self, hosts: frozenset[str]) -> None:
+    def _touched(self, parts: frozenset[Part]) -> None:
         if self._link is not None:
-            self._link.touched(hosts)
+            self._link.touched(parts)
 
     def begin(self, unit: str, answer: Handler, connect: Callable[[], Awaitable[Engine]] | None) -> None:
         """Begin with the rules there are, and follow their changes.
@@ -63,11 +59,10 @@ class Beside:
             answer: answers what comes through gateways of the unit.
             connect: makes the connection to the engine, over which they are told of changes; None: there is none.
         """
-        if (monitor := self.monitor) is not None:
-            monitor.watch(self._source.current())
-            self._ends.append(self._source.on_change(self._changed))
-            self._ends.append(self._source.on_drains(self._drained))
-            self._tasks.append(asyncio.create_task(monitor.run(), name="health probes"))
+        self.monitor.watch(*self._source.served())
+        self._ends.append(self._source.on_change(self._changed))
+        self._ends.append(self._source.on_drains(self._drained))
+        self._tasks.append(asyncio.create_task(self.monitor.run(), name="health probes"))
         if connect is not None:
             self._link = UnitLink(unit, rules=self._source.current(), answer=answer)
             self._ends.append(self._source.on_change(self._link.changed))
@@ -97,19 +92,3 @@ class Beside:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-
-
-def _joined(one: RuleSet, other: RuleSet) -> RuleSet:
-    """Give rules that hold the endpoints of both."""
-    plans = [rules.hosts for rules in (one, other)]
-    hosts = {
-        host: HostPlan(
-            endpoints=tuple(dict.fromkeys(each for held in plans if host in held for each in held[host].endpoints))
-        )
-        for host in one.hosts.keys() | other.hosts.keys()
-    }
-    gateways = {
-        app: tuple(dict.fromkeys((*one.gateways.get(app, ()), *other.gateways.get(app, ()))))
-        for app in one.gateways.keys() | other.gateways.keys()
-    }
-    return msgspec.structs.replace(one, hosts=hosts, gateways=gateways)

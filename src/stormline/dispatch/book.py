@@ -129,6 +129,11 @@ class Book:
         opened = held.head.rollout
         return held.candidate if rollout.takes_part(device, opened.version, opened.percent) else held.current
 
+    def served(self) -> tuple[RuleSet, ...]:
+        """Give every rule set that answers are made from: the current one, then the one being rolled out if any."""
+        candidate = None if self._held is None else self._held.candidate
+        return (self.current(),) if candidate is None else (self.current(), candidate)
+
     @property
     def stale(self) -> bool:
         """Whether newer rules may exist: the engine is away, or what it has could not be taken."""

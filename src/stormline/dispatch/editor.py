@@ -15,7 +15,7 @@ Every method raises `RequestRefused` with a code that callers act on:
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -23,16 +23,17 @@ import msgspec
 from stormline.core import errors
 from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock
-from stormline.dispatch import compare, ledger, live, rollout
+from stormline.dispatch import compare, health, ledger, rollout
 from stormline.dispatch import head as heads
 from stormline.dispatch import rules as dispatch_rules
 from stormline.dispatch.book import Book
 from stormline.dispatch.compare import Differences
 from stormline.dispatch.head import Body, Drained, Head, Note
+from stormline.dispatch.health import Drains
 from stormline.dispatch.ledger import Found, Ledger
+from stormline.dispatch.probing import Try
 from stormline.dispatch.rollout import Counts, GuardPolicy, Judgement
 from stormline.dispatch.rules import RuleSet
-from stormline.wire.plan import Endpoint  # noqa: TC001 - the one import block stays plain
 
 _log = logging.getLogger("stormline.dispatch")
 
@@ -67,7 +68,7 @@ class Editor:
         book: the rules this centre serves.
         unit: this unit.
         clock: for the log.
-        alive: says which endpoints answer.
+        ill: tries the endpoints of what is about to be published; None: they are not tried.
         guard: when a roll-out is halted.
     """
 
@@ -77,13 +78,13 @@ class Editor:
         *,
         unit: str,
         clock: Clock,
-        alive: live.Live = live.takes_connection,
+        ill: Try | None = None,
         guard: GuardPolicy | None = None,
     ) -> None:
         self._book = book
         self._unit = unit
         self._clock = clock
-        self._alive = alive
+        self._ill = ill
         self._guard = guard or GuardPolicy()
 
     @property
@@ -184,7 +185,8 @@ class Editor:
             raise errors.RequestRefused("unchanged", f"it says what version {head.current} says")
         dead = await self._dead(present, rules, head)
         if dead and not force and not dry_run:
-            shown = ", ".join(dead[:5]) + (f" and {len(dead) - 5} more" if len(dead) > 5 else "")
+            shown = ", ".join(f"{name} ({why})" for name, why in list(dead.items())[:5])
+            shown += f" and {len(dead) - 5} more" if len(dead) > 5 else ""
             raise errors.RequestRefused("no-live-endpoint", f"no endpoint answers for {shown}")
         if dry_run:
             return Changed(head, differences, tuple(dead))
@@ -249,20 +251,28 @@ class Editor:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    async def _dead(self, present: RuleSet, rules: RuleSet, head: Head) -> list[str]:
-        """Name what is changed, has endpoints that should serve, and none that answers."""
-        changed: list[tuple[str, Sequence[Endpoint]]] = [
-            (host, rules.hosts[host].endpoints) for host in compare.changed_hosts(present, rules)
-        ]
-        for app, endpoints in sorted(rules.gateways.items()):
-            if present.gateways.get(app) != endpoints:
-                changed.append((f"the gateways of app {app}", endpoints))
-        live_ones = await self._alive([each for _, endpoints in changed for each in endpoints])
-        drained = set(head.drains)
-        serving = frozenset(
-            each for each in live_ones if not drained & {Drained(each.host), Drained(each.host, each.port)}
+    async def _dead(self, present: RuleSet, rules: RuleSet, head: Head) -> dict[str, str]:
+        """Name what is changed, has endpoints that should serve, and none that answers; each with a reason."""
+        changed = msgspec.structs.replace(
+            rules,
+            hosts={host: rules.hosts[host] for host in compare.changed_hosts(present, rules)},
+            gateways={
+                app: endpoints
+                for app, endpoints in sorted(rules.gateways.items())
+                if present.gateways.get(app) != endpoints
+            },
         )
-        return live.hosts_without(changed, serving)
+        found = {} if self._ill is None else await self._ill(health.targets([changed]))
+        drains = Drains(head.drains)
+        dead: dict[str, str] = {}
+        for part, endpoints in health.parts(changed):
+            reasons = [
+                "drained" if drains.covers(each.host, each.port) else found.get(health.target_of(each), "")
+                for each in endpoints
+            ]
+            if reasons and all(reasons):
+                dead[part.host or f"the gateways of app {part.app}"] = reasons[0]
+        return dead
 
     async def _present(self, head: Head) -> RuleSet:
         """Give the rules that hold for all by a record; where they are damaged, those this centre serves instead."""

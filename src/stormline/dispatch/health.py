@@ -11,7 +11,7 @@ one and then the other gets two good answers, not one truth.
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -226,8 +226,20 @@ class Drains:
             told(drain)
 
 
+class Part(NamedTuple):
+    """To whom endpoints belong: to a host, or as gateways to an app; the other name is empty."""
+
+    host: str = ""
+    app: str = ""
+
+
 class Rules(Protocol):
     """What is needed of a rule set; `dispatch.rules.RuleSet` is one."""
+
+    @property
+    def disabled(self) -> tuple[str, ...]:
+        """Means and carriers that are switched off."""
+        ...
 
     @property
     def hosts(self) -> "Mapping[str, HostEndpoints]":
@@ -280,7 +292,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         revision: see `Health.revision`.
-        unprobed: targets that are not probed: too many, or of a kind that cannot be (QUIC, names).
+        unprobed: targets that are not probed: too many, or of a kind that cannot be.
         drains: what is out of service by hand.
         targets: those probed.
     """
@@ -353,15 +365,14 @@ class Health:
 
     # -- what is probed ----------------------------------------------------------------------------------------------
 
-    def watch(self, rules: Rules, now: float, chance: Callable[[], float]) -> None:
-        """Take the targets of these rules in the place of the earlier ones; those that stay keep their course.
+    def watch(self, names: Mapping[Target, str], now: float, chance: Callable[[], float]) -> None:
+        """Take these targets in the place of the earlier ones; those that stay keep their course.
 
         Args:
-            rules: checked rules.
+            names: the name that the certificate of each must carry; see `targets`.
             now: monotonic seconds.
             chance: draws numbers in [0, 1): the first probe of each new target comes at a random moment of an interval.
         """
-        names = _targets(rules)
         probed = [target for target in names if self._can_probe(target)][: limits.HEALTH_TARGETS_MAX]
         self.unprobed = len(names) - len(probed)
         before = self._conditions
@@ -386,12 +397,12 @@ class Health:
         at = min(self._due_at.values(), default=math.inf)
         return None if at == math.inf else at
 
-    def observe(self, target: Target, good: bool, reason: str, now: float, chance: float) -> bool:
+    def observe(self, target: Target, good: bool | None, reason: str, now: float, chance: float) -> bool:
         """Take a probe's outcome in; True where what is handed out may have changed.
 
         Args:
             target: what was probed; one that is no longer watched is ignored.
-            good: whether it did all that was asked of it.
+            good: whether it did all that was asked of it; None: the probe says nothing.
             reason: why not.
             now: monotonic seconds.
             chance: a number drawn in [0, 1), for the pause to the next probe.
@@ -400,7 +411,7 @@ class Health:
         if condition is None:
             return False
         self._due_at[target] = now + self._policy.pause_s(chance)
-        if not condition.observe(good, reason, now, self._policy):
+        if good is None or not condition.observe(good, reason, now, self._policy):
             return False
         self._changes += 1
         return True
@@ -428,13 +439,24 @@ class Health:
         )
 
 
-def _targets(rules: Rules) -> dict[Target, str]:
-    """Give the targets of a rule set, gateways first, each with the name its certificate must carry."""
-    found: dict[Target, str] = {}
-    for endpoints in rules.gateways.values():
-        for endpoint in endpoints:
-            found.setdefault(target_of(endpoint), endpoint.server_name or endpoint.host)
+def parts(rules: Rules) -> Iterator[tuple[Part, tuple[Endpoint, ...]]]:
+    """Give the endpoints of each app's gateways, then of each host, without those whose carrier is switched off."""
+    off = frozenset(rules.disabled)
+
+    def on(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+        return tuple(each for each in endpoints if each.carrier not in off) if off else endpoints
+
+    for app, endpoints in rules.gateways.items():
+        yield Part(app=app), on(endpoints)
     for host, plan in rules.hosts.items():
-        for endpoint in plan.endpoints:
-            found.setdefault(target_of(endpoint), endpoint.server_name or host)
+        yield Part(host=host), on(plan.endpoints)
+
+
+def targets(many: Iterable[Rules]) -> dict[Target, str]:
+    """Give the targets of rule sets, each with the name its certificate must carry; the gateways of each set first."""
+    found: dict[Target, str] = {}
+    for rules in many:
+        for part, endpoints in parts(rules):
+            for endpoint in endpoints:
+                found.setdefault(target_of(endpoint), endpoint.server_name or part.host or endpoint.host)
     return found

@@ -445,6 +445,7 @@ async def run(
     source: RulesSource | None = None,
     connect: Callable[[], Awaitable[Engine]] | None = None,
     admin: tuple[str, ASGIApp] | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Serve until `stop` is set.
 
@@ -459,6 +460,8 @@ async def run(
         connect: makes the connection to the engine, over which gateways of the unit are told of changed plans and ask
             for their devices; None for a centre that is asked over HTTP alone.
         admin: more of the admin API, for the port behind TLS: a path and the application under it.
+        beside: what is done beside answering, made over `source` and `config.health`; None where nobody else looks at
+            it.
 
     Raises:
         ConfigError: a key or certificate file cannot be used.
@@ -467,7 +470,7 @@ async def run(
     Cancellation stops it as `stop` does.
     """
     source = source or HeldRules(config.rules)
-    beside = Beside(source, config.health, rng)
+    beside = beside or Beside(source, config.health, rng)
     service = DispatchService(config, clock=clock, rng=rng, source=source, standing=beside.monitor, admin=admin)
     if config.tls is not None:
         _check_tls(config.tls)
@@ -484,13 +487,13 @@ async def run(
         if config.plain_port is not None:
             listen(config.plain_port, "dispatch (plain)", None, trusted=False)
         service.doh.listens(servers[0].address)
+        beside.begin(config.unit, service.answer_engine, connect)
         for server in servers:
             await server.start()
         if len(servers) > 1 and plain_started is not None:
             plain_started(servers[1].address)
         for server in servers:
             _log.info("dispatch answers on %s", server.address)
-        beside.begin(config.unit, service.answer_engine, connect)
         started(servers[0].address)
         await beside.wait(stop)
     finally:

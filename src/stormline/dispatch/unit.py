@@ -17,8 +17,10 @@ from stormline.core import errors
 from stormline.core import limits_platform as limits
 from stormline.dispatch.changes import differences
 from stormline.dispatch.head import Drained
+from stormline.dispatch.health import Part
 from stormline.dispatch.rules import RuleSet
 from stormline.engine.port import Engine, Handler
+from stormline.wire.messages import GATEWAYS
 
 _log = logging.getLogger("stormline.dispatch")
 
@@ -48,6 +50,10 @@ class RulesSource(Protocol):
         """Give the rules to answer from."""
         ...
 
+    def served(self) -> tuple[RuleSet, ...]:
+        """Give every rule set that answers are made from: the current one, then the one being rolled out if any."""
+        ...
+
     def on_change(self, told: Told) -> Callable[[], None]:
         """Have `told` called after each change; give what ends that."""
         ...
@@ -70,6 +76,10 @@ class HeldRules:
     def for_device(self, device: str) -> RuleSet:
         """See `RulesSource.for_device`."""
         return self._rules
+
+    def served(self) -> tuple[RuleSet, ...]:
+        """See `RulesSource.served`."""
+        return (self._rules,)
 
     def on_drains(self, told: DrainsTold) -> Callable[[], None]:
         """See `RulesSource.on_drains`: here nothing is."""
@@ -120,16 +130,18 @@ class Announcements:
                 self._versions[app] = new.version
                 self._add(PlanChange(app, new.version, since, hosts))
             elif old is not None:
-                self._touch(app, hosts or tuple(sorted(new.apps.get(app, ()))[: limits.NOTICE_TOUCHED_MAX]))
+                self._touch(app, hosts or (GATEWAYS, *sorted(new.apps.get(app, ()))))
         for app in self._versions.keys() - new.apps.keys():
             del self._versions[app]  # said once more by what is due, and no more after that
         return bool(self._due)
 
-    def touched(self, hosts: Iterable[str]) -> bool:
-        """Take in that endpoints of these hosts stand otherwise than before; False where no app has them."""
-        names = frozenset(hosts)
+    def touched(self, parts: Iterable[Part]) -> bool:
+        """Take in that these endpoints stand otherwise than before; False where no app has them."""
+        named = frozenset(parts)
+        hosts = frozenset(part.host for part in named)
         for app, allowed in self._apps.items():
-            self._touch(app, tuple(sorted(allowed & names))[: limits.NOTICE_TOUCHED_MAX])
+            gateways = (GATEWAYS,) if Part(app=app) in named else ()
+            self._touch(app, (*gateways, *sorted(allowed & hosts)))
         return bool(self._due)
 
     def take(self) -> list[PlanChange]:
@@ -151,14 +163,17 @@ class Announcements:
     def _touch(self, app: str, hosts: tuple[str, ...]) -> None:
         version = self._versions.get(app)
         if version is not None and hosts:
-            self._add(PlanChange(app, version, version, hosts))
+            self._add(PlanChange(app, version, version, hosts[: limits.NOTICE_TOUCHED_MAX]))
 
     def _add(self, change: PlanChange) -> None:
         """Join it with what is due for the app already: all hosts of both, since before the earlier one."""
         earlier = self._due.get(change.app)
         if earlier is not None:
             since = change.since if earlier.since == earlier.version else earlier.since
-            hosts = plans.join_hosts((earlier.hosts, change.hosts))
+            if since == change.version:  # no new rules are among it: there is no word for any
+                hosts = tuple(sorted({*earlier.hosts, *change.hosts}))[: limits.NOTICE_TOUCHED_MAX]
+            else:
+                hosts = plans.join_hosts((earlier.hosts, change.hosts))
             change = PlanChange(change.app, change.version, since, hosts)
         self._due[change.app] = change
 
@@ -184,12 +199,12 @@ class UnitLink:
         if self._announcements.changed(old, new):
             self._wake.set()
 
-    def touched(self, hosts: Iterable[str]) -> None:
-        """Tell the gateways that endpoints of these hosts stand otherwise than before, under the same rules.
+    def touched(self, parts: Iterable[Part]) -> None:
+        """Tell the gateways that these endpoints stand otherwise than before, under the same rules.
 
         Such a word is not repeated: whoever misses it learns of it with the next plan.
         """
-        if self._announcements.touched(hosts):
+        if self._announcements.touched(parts):
             self._wake.set()
 
     async def run(self, connect: Callable[[], Awaitable[Engine]]) -> None:

@@ -246,14 +246,7 @@ def plan(
     """
     way = (Step(Means.LONG),) if long and preset.long and Means.LONG not in disabled else ()
     dns = (Step(Means.DIRECT),) if preset.direct != 0 and Means.DIRECT not in disabled else ()
-    last: tuple[Step, ...] = ()
-    if relays and Means.RELAY not in disabled:
-        last = tuple(relays[each % len(relays)] for each in range(preset.relay))
-    if clear is not None and not preset.tls_only and method in SAFE_METHODS and Means.CLEAR not in disabled:
-        last += (clear,) * preset.clear
-    if Means.ORIGINAL not in disabled:
-        last += (Step(Means.ORIGINAL),) * preset.original
-    last = _ordered(last, order)
+    last = _last_resorts(relays, clear, disabled, method, preset, order)
     room = preset.attempts - len(way) - len(dns)
     last = last[: max(0, room)]
     numbered: tuple[Step, ...] = ()
@@ -277,6 +270,25 @@ def plan(
         last=last,
         attempts=preset.attempts,
     )
+
+
+def _last_resorts(
+    relays: tuple[Step, ...],
+    clear: Step | None,
+    disabled: Collection[str],
+    method: str,
+    preset: Preset,
+    order: tuple[Means, ...],
+) -> tuple[Step, ...]:
+    """Give the steps that come after all others: relays, clear HTTP, the original URL; see `plan`."""
+    found: tuple[Step, ...] = ()
+    if relays and Means.RELAY not in disabled:
+        found = tuple(relays[each % len(relays)] for each in range(preset.relay))
+    if clear is not None and not preset.tls_only and method in SAFE_METHODS and Means.CLEAR not in disabled:
+        found += (clear,) * preset.clear
+    if Means.ORIGINAL not in disabled:
+        found += (Step(Means.ORIGINAL),) * preset.original
+    return _ordered(found, order)
 
 
 def _ordered(steps: tuple[Step, ...], order: tuple[Means, ...]) -> tuple[Step, ...]:

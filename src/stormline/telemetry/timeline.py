@@ -57,6 +57,7 @@ class CallRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         ok_parse: the business's own verdict on the body; None where it gave none.
         failure: kind of the last failure, empty for none.
         phase: where the last failure happened.
+        plan_version: version of the plan it was made by, 0 where there was none.
         network: kind of network, `wifi`, `cell`, `wired` or `unknown`.
         family: 4 or 6, 0 where no connection was made.
         means: the means that succeeded, or the last one tried.
@@ -80,6 +81,7 @@ class CallRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     ok_parse: bool | None = None
     failure: str = ""
     phase: str = ""
+    plan_version: int = 0
     network: str = "unknown"
     family: int = 0
     means: str = ""

@@ -107,7 +107,7 @@ _CADDY: Final = """
     auto_https off
     storage file_system {folder}/storage
     servers {{
-        protocols h1 h2
+        protocols {protocols}
     }}
 }}
 https://localhost:{port} {{
@@ -235,7 +235,7 @@ def running_server(
         files: certificate and key for `NAME`; None for clear text (Python servers only).
         upstream: whom it stands before (nginx, caddy, haproxy).
         options: lines for its configuration (nginx and caddy: of the server, haproxy: global), or arguments.
-        http: granian's choice of versions: `1`, `2` or `auto`.
+        http: granian's choice of versions: `1`, `2` or `auto`; with `3` caddy speaks that too, on the same UDP port.
         app: source of the ASGI application `app` that the Python servers serve.
     """
     with socket.socket() as sock:
@@ -246,7 +246,7 @@ def running_server(
     if command is None:
         if files is None:
             raise ValueError(f"{name} is run with TLS only")
-        command = _program_command(name, address, folder, files, upstream, options)
+        command = _program_command(name, address, folder, files, upstream, options, http)
     else:
         (folder / "served.py").write_text(app)
     server = ForeignServer(name, address, folder, "http" if files is None else "https", command)
@@ -287,7 +287,7 @@ def _python_command(name: str, address: Address, files: TlsFiles | None, options
 
 
 def _program_command(
-    name: str, address: Address, folder: Path, files: TlsFiles, upstream: Address | None, options: str
+    name: str, address: Address, folder: Path, files: TlsFiles, upstream: Address | None, options: str, http: str
 ) -> list[str]:
     program = find(name)
     if program is None:
@@ -302,6 +302,7 @@ def _program_command(
     config.write_text(
         template.format(
             folder=folder, port=address.port, certificate=files.certificate, key=files.key, options=options,
+            protocols="h1 h2 h3" if http == "3" else "h1 h2",
             upstream=upstream if upstream is not None else Address("127.0.0.1", 1),
         )
     )  # fmt: skip

@@ -266,13 +266,18 @@ class GoAway(msgspec.Struct, tag=13, array_like=True, frozen=True):
     retry_after_ms: int | None = None
 
 
+GATEWAYS: Final = "@gateways"
+"""Stands in a notice beside the names of hosts, none of which looks like it, for the gateways of the plan."""
+
+
 class Notice(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The plan has changed: ask for it anew. Server to client only, where the capability `plan` is in force.
 
     Attributes:
         version: newest version of the plan that the server knows of.
-        hosts: hosts whose plan changed since the notice before, in their normal form: ask for them anew. Empty: ask for
-            each host whose plan was got under an older version.
+        hosts: hosts whose plan changed since the notice before, in their normal form: ask for them anew; `@gateways`
+            among them says that the plan's gateways changed. Empty: ask for each host whose plan was got under an older
+            version.
     """
 
     version: int

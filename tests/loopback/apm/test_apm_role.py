@@ -17,6 +17,7 @@ import pytest
 
 from stormline.net.clock import SystemClock
 from stormline.telemetry import report
+from stormline.telemetry.timeline import AttemptRecord
 
 pytestmark = pytest.mark.loopback
 
@@ -69,6 +70,29 @@ def test_calls_latest_give_stages_and_attempts_back(api: Any, make_call: Any) ->
     [attempt] = call["attempts"]
     assert (attempt["means"], attempt["carrier"], attempt["reused"]) == ("long", "sl-tls", True)
     assert len(api.get("/v1/calls", host="story.example", limit=1)["calls"]) == 1
+
+
+def test_addresses_count_what_is_their_own_fault_and_for_how_many_devices(
+    api: Any, make_call: Any, devices: Any
+) -> None:
+    def attempt(address: str, failure: str, carrier: str = "h1") -> AttemptRecord:
+        return AttemptRecord(means="direct", address=address, carrier=carrier, failure=failure)
+
+    for number in range(4):
+        ill = "timeout.first_byte" if number < 3 else ""
+        tries = [attempt("192.0.2.1:443", ill), attempt("192.0.2.2:443", "cancelled"), attempt("", "tcp.failed")]
+        tries += [attempt("192.0.2.3:443", failure, "sl-tls") for failure in ("http.503", "gateway.call-failed")]
+        tries += [attempt("192.0.2.4:443", failure) for failure in ("http.503", "client.queue")]
+        call = make_call("addresses.example", attempts=tries)
+        assert api.report(call, token=devices.token(f"address-{number}", app="addresses")).status_code == 200
+    found = {each.pop("address"): each for each in api.get("/v1/addresses", app="addresses")["addresses"]}
+    assert found == {
+        "192.0.2.1:443": {"tries": 4, "failures": 3, "devices": 4, "failing": 3},
+        "192.0.2.2:443": {"tries": 4, "failures": 0, "devices": 4, "failing": 0},
+        "192.0.2.3:443": {"tries": 8, "failures": 0, "devices": 4, "failing": 0},
+        "192.0.2.4:443": {"tries": 8, "failures": 4, "devices": 4, "failing": 4},
+    }
+    assert api.get("/v1/addresses", app="another")["addresses"] == []
 
 
 def test_series_counts_each_call_once(api: Any, make_call: Any) -> None:
@@ -170,7 +194,7 @@ def test_report_without_a_good_token_is_refused(api: Any, devices: Any) -> None:
 
 
 def test_admin_api_without_the_key_is_refused(api: Any, devices: Any) -> None:
-    for path in ("/v1/top", "/v1/series", "/v1/calls", "/v1/stats"):
+    for path in ("/v1/top", "/v1/series", "/v1/calls", "/v1/addresses", "/v1/stats"):
         assert _error(api.client.get(path)) == (401, "token-missing")
         assert _error(api.admin(path, key="wrong")) == (401, "token-invalid")
         assert _error(api.admin(path, key=devices.token())) == (401, "token-invalid")
@@ -245,6 +269,27 @@ def test_apm_on_a_store_of_a_newer_version_refuses_it(start_role: Any, apm_spec:
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], check=True, timeout=50)
     with pytest.raises(RuntimeError, match=r"StoreError: store: a newer stormline wrote it \(schema 99"):
         start_role(apm_spec(tmp_path / "store"))
+
+
+def test_apm_brings_an_older_store_to_its_version_and_keeps_what_is_in_it(
+    start_role: Any, apm_spec: Any, make_api: Any, make_call: Any, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    role = start_role(apm_spec(store))
+    assert make_api(role.url).report(make_call("aged.example", plan_version=3)).status_code == 200
+    assert role.end() == 0
+    script = (
+        "import clickhouse_connect, sys\n"
+        "client = clickhouse_connect.get_client(interface='chdb', path=sys.argv[1])\n"
+        "client.command('ALTER TABLE calls DROP COLUMN plan_version')\n"
+        "client.command('DELETE FROM schema_versions WHERE version > 1')\n"
+        "client.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(store)], check=True, timeout=50)
+    again = make_api(start_role(apm_spec(store)).url)
+    assert again.report(make_call("aged.example", plan_version=2**53 - 1)).status_code == 200
+    calls = again.get("/v1/calls", host="aged.example")["calls"]
+    assert [call["plan_version"] for call in calls] == [2**53 - 1, 0]
 
 
 def test_second_apm_on_the_same_store_says_why(start_role: Any, apm_spec: Any, tmp_path: Path) -> None:

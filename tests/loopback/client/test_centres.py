@@ -160,6 +160,31 @@ async def test_notice_over_the_long_connection_leads_to_a_question_through_it(wo
     assert newer[0]["version"] == 1
 
 
+@pytest.mark.parametrize(("named", "asked"), [((m.GATEWAYS,), 1), (("not-ours.test",), 0), ((), 0)])
+async def test_notice_of_gateways_is_heeded_under_the_same_version_too(world, named, asked):
+    questions = []
+
+    async def script(end):
+        await end.welcome(capabilities=(m.PLAN,))
+        while True:
+            call = await end.next(e.CallReceived)
+            if call.gate == "dispatch":
+                questions.append(json.loads(call.body))
+                end.reply(call, signed(here.pki, here.gateway.address, version=1).encode())
+            else:
+                if call.body != b"last":
+                    end.machine.send_notice(1, named)
+                end.reply(call, b"x")
+                end.flush()
+
+    here = await world(script)
+    async with here.client(disabled=ONLY_LONG) as client:
+        await client.post(URL, content=b"x")
+        await wait_until(lambda: len(questions) == asked)
+        await client.post(URL, content=b"last")
+    assert len(questions) == asked
+
+
 async def test_start_with_a_cached_plan_asks_nobody_before_the_first_answer(world, tmp_path):
     here = await world(answering())
     store = Store(tmp_path, APP)

@@ -38,6 +38,16 @@ class TestCalls:
             await asyncio.gather(channel.call("a.b"), client.get("https://shop.test/"), channel.call("a.c"))
         assert len(here.gateway.ends) == 1
 
+    async def test_record_says_by_which_version_of_the_plan_the_call_was_made(self, world, records):
+        async def handle(end, call):
+            await (rpc(end, call) if call.gate == "rpc" else asyncio.sleep(0, end.reply(call, b"http")))
+
+        here = await world(answering(handle), version=7)
+        async with here.client(report=True) as client, client.channel() as channel:
+            await client.get("https://shop.test/")
+            await channel.call("a.b")
+        assert [record.plan_version for record in records] == [7, 7]
+
     async def test_large_parameters_and_answers_go_in_pieces(self, world):
         async def script(end):
             await end.welcome()

@@ -11,11 +11,14 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from stormline.assembly.authority import ensure_authority
 from stormline.core import errors, limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.values import Address, Secret
 from stormline.dispatch import service
 from stormline.dispatch.config import DispatchConfig
+from stormline.dispatch.health import HealthPolicy
+from stormline.dispatch.probing import HealthConfig
 from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.unit import HeldRules
 from stormline.net.clock import SystemClock, SystemRng
@@ -49,7 +52,7 @@ class Centre:
         self.stop = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    async def start(self, connect: Callable[[], Awaitable[Any]]) -> None:
+    async def start(self, connect: Callable[[], Awaitable[Any]], health: HealthConfig | None = None) -> None:
         up: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
         config = DispatchConfig(
             host="127.0.0.1",
@@ -60,6 +63,7 @@ class Centre:
             plan_key=PLAN_KEY,
             token_key=TOKEN_KEY,
             admin_key=Secret("an-admin-key-0123456789"),
+            health=health,
         )
         self.task = asyncio.create_task(
             service.run(
@@ -174,6 +178,46 @@ class TestChange:
             await notice(device, 5)
         centre.rules.put(changed(6, a_example=C))
         assert [(await notice(device, 6)).hosts for device in devices] == [("a.example",)] * 2
+
+
+class TestHealth:
+    async def test_gateway_found_ill_is_told_to_those_whose_plan_names_it_and_taken_back(
+        self, bus, gateway, second, centre, mint, tmp_path
+    ):
+        """A gateway dies; devices on the other one hear of it, each in its own moment, and none of another app."""
+        ca = ensure_authority(tmp_path / "pki", clock=SystemClock(), rng=SystemRng())
+        tls = ca.issue("gateway", names=["gateway.test"])
+        gateway.authority = second.authority = second.authority._replace(files=tls, pem=ca.ca_pem)
+        keys = gateway.config.apps["demo"]
+        await gateway.start(connect=bus.connect, tls=tls)
+        await second.start(connect=bus.connect, tls=tls, node="n2", apps={"demo": keys, "bank": keys})
+        ill, well = (
+            Endpoint(host=each.address.host, port=each.address.port, server_name="gateway.test")
+            for each in (gateway, second)
+        )
+        centre.rules.put(msgspec.structs.replace(RULES, version=6, gateways={"demo": (ill, well), "bank": (well,)}))
+        policy = HealthPolicy(interval_s=0.1, fall=2, rise=2)
+        await centre.start(bus.connect, HealthConfig(policy=policy, ca_pem=ca.ca_pem.encode()))
+        devices = [await greet(second, mint, f"d{number}") for number in range(20)]
+        stranger = await second.open()
+        await stranger.hello(app="bank", token=mint("d1", app="bank"), capabilities=(m.PLAN,))
+        await asyncio.gather(*(notice(device, 6) for device in (*devices, stranger)))
+        assert set((await ask(devices[0], version_min=6)).gateways) == {ill, well}
+        await gateway.stop()
+        loop = asyncio.get_running_loop()
+
+        async def hear(device: Any) -> float:
+            assert await device.next(e.NoticeReceived, wait_s=20.0) == e.NoticeReceived(6, (m.GATEWAYS,))
+            return loop.time()
+
+        moments = sorted(await asyncio.gather(*map(hear, devices)))
+        assert moments[-1] - moments[0] > 0.1, "all at once: no jitter"
+        assert (await ask(devices[0], version_min=6)).gateways == (well,)
+        gateway.stop_event.clear()
+        await gateway.start(connect=bus.connect, port=ill.port)
+        await hear(devices[0])
+        assert set((await ask(devices[0], version_min=6)).gateways) == {ill, well}
+        assert stranger.events.empty()
 
 
 class TestEngineAway:
