@@ -128,6 +128,7 @@ class Unit:
         self.port = free_port()
         self.server: RunningServer
         ca = ensure_authority(folder / "pki", clock=SystemClock(), rng=SystemRng())
+        self.ca_pem = ca.ca_pem
         self.tls = ca.issue("dispatch", names=[NAME], ips=["127.0.0.1"])
         self.trust = ssl.create_default_context(cadata=ca.ca_pem)
         self.plan_key = ensure_signing_key(folder / "pki" / "plan.pem", "plan")
@@ -156,7 +157,9 @@ class Unit:
         *,
         stack: contextlib.AsyncExitStack | None = None,
         health: HealthConfig | None = None,
+        connect: Callable[[], Awaitable[Engine]] | None = None,
     ) -> Centre:
+        """Run a centre; `connect` is its own way to the engine, over which it tells gateways of changes too."""
         stack = stack or self.stack
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
@@ -172,7 +175,9 @@ class Unit:
             health=health,
         )
         clock, rng = SystemClock(), SystemRng()
-        book = Book(assembled, unit="u1", path=folder / "held.json", clock=clock, rng=rng, connect=self.engine)
+        book = Book(
+            assembled, unit="u1", path=folder / "held.json", clock=clock, rng=rng, connect=connect or self.engine
+        )
         await stack.enter_async_context(book.following())
         stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
         task = asyncio.create_task(
@@ -183,6 +188,7 @@ class Unit:
                 started=started.set_result,
                 stop=stop,
                 source=book,
+                connect=connect,
                 admin=admin.mount(
                     Editor(book, unit="u1", clock=clock, ill=Prober(TCP, rng=SystemRng()).ill), key=Secret(KEY)
                 ),

@@ -476,6 +476,7 @@ class TestOther:
             "unit": "u1",
             "version": 4,
             "stale": False,
+            "rejects": {},
         }
 
     async def test_keys_are_a_jwk_set_that_other_software_reads(self, start: Start) -> None:

@@ -459,6 +459,14 @@ class TestEditing:
             await node.editor.publish(data, ANN, expected=1)
         assert refused.value.code == "too-large"
 
+    async def test_rules_without_any_app_are_refused_unless_forced(self, unit: Unit) -> None:
+        node = await unit.node()
+        nothing = rules.encode(RuleSet(version=2))
+        with pytest.raises(errors.RequestRefused, match="every app") as refused:
+            await node.editor.publish(nothing, ANN, expected=1)
+        assert refused.value.code == "no-live-endpoint"
+        assert (await node.editor.publish(nothing, ANN, expected=1, force=True)).served
+
     async def test_host_without_a_live_endpoint_is_refused_unless_forced(self, unit: Unit) -> None:
         async def all_but_port_1(names: Mapping[Target, str]) -> dict[Target, str]:
             return {target: f"no {name}" for target, name in names.items() if target.port != 1}

@@ -345,7 +345,12 @@ async def test_close_during_a_renewal_that_fails_is_silent():
 # -- what sources say of time -----------------------------------------------------------------------------------------
 @on_virtual_time
 async def test_resolve_answer_is_fresh_as_long_as_its_ttl_within_bounds():
-    for ttl_s, fresh_s in ((1.0, FRESH), (200.0, 200.0), (86_400.0, limits_names.NAMES_TTL_S_MAX)):
+    for ttl_s, fresh_s in (
+        (0.0, limits_names.NAMES_TTL_S_MIN),
+        (5.0, 5.0),
+        (200.0, 200.0),
+        (86_400.0, limits_names.NAMES_TTL_S_MAX),
+    ):
         names = Names(Found(("192.0.2.1",), ttl_s, "a test"))
         resolver = Resolver(names)
         await ask(resolver)

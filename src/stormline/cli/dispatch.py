@@ -27,7 +27,7 @@ WhoOption = Annotated[
     str, typer.Option("--who", metavar="NAME", help="Who, kept with the change; else your login.", show_default=False)
 ]
 DryRunFlag = Annotated[bool, typer.Option("--dry-run", help="Check everything and show what would change.")]
-ForceFlag = Annotated[bool, typer.Option("--force", help="Also where a host has no endpoint that answers.")]
+ForceFlag = Annotated[bool, typer.Option("--force", help="Also where a host has no live endpoint, or no app is left.")]
 OverFlag = Annotated[
     bool, typer.Option("--over", help="Also where the rules were changed since the file was taken from them.")
 ]
@@ -59,6 +59,8 @@ def status(state: output.StateOption = None, json: output.JsonFlag = False) -> N
     if answer["stale"]:
         why = f": {answer['problem']}" if answer["problem"] else ""
         print(f"stale, newer rules may exist{why}")
+    if rejects := answer.get("rejects"):
+        print(f"refused since the start: {', '.join(f'{count} {why}' for why, count in sorted(rejects.items()))}")
     _print_rollout(answer["rollout"])
     for each in answer["drains"]:
         print(f"drained: {each}")

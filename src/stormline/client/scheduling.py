@@ -53,6 +53,7 @@ class Scheduling:
 
     Attributes:
         network: gives the kind of network for the next question; empty where it is not known.
+        rejects: answers that were not believed, by reason.
         through: asks through the long connection; None: there is none.
         line_stands: says whether it stands.
     """
@@ -90,6 +91,7 @@ class Scheduling:
         self._unit_told = ""
         self._role = ""
         self.network: Callable[[], str] = str
+        self.rejects: dict[str, int] = {}
         self.through: Through | None = None
         self.line_stands: Callable[[], bool] = lambda: False
         if store is not None:
@@ -240,11 +242,17 @@ class Scheduling:
         try:
             await self.refresh()
         except errors.DispatchError as error:
-            self._last_error = error
-            pause_s = min(limits.PLAN_RETRY_S * 2.0 ** min(self._failures, 16), limits_network.PLAN_RETRY_S_MAX)
-            self._failures += 1
-            self._not_before = self._clock.monotonic() + pause_s * (0.75 + 0.25 * self._rng.random())
             _log.warning("%s", error)
+            self._failed(error)
+        except Exception as error:  # a fault of ours: without the pause it would cost a question with every call
+            _log.exception("the answer of dispatch could not be read")
+            self._failed(errors.DispatchUnreachable(f"its answer could not be read: {error!r}"))
+
+    def _failed(self, error: errors.DispatchError) -> None:
+        self._last_error = error
+        pause_s = min(limits.PLAN_RETRY_S * 2.0 ** min(self._failures, 16), limits_network.PLAN_RETRY_S_MAX)
+        self._failures += 1
+        self._not_before = self._clock.monotonic() + pause_s * (0.75 + 0.25 * self._rng.random())
 
     async def refresh(self) -> Plan:
         """Ask dispatch now, down the ladder until one way gives an answer that may be trusted.
@@ -260,7 +268,11 @@ class Scheduling:
             secret = msgspec.json.encode(msgspec.structs.replace(question, token=self._token))
 
         async def one(way: Way) -> Plan:
-            return await self._ask_way(way, secret if way.secure else body, hosts, held)
+            try:
+                return await self._ask_way(way, secret if way.secure else body, hosts, held)
+            except errors.AnswerRejected as error:
+                self.rejects[error.reason] = self.rejects.get(error.reason, 0) + 1
+                raise
 
         accepted = await self._asker.ask(self._ways(), one)
         self._last_error = None
@@ -277,7 +289,7 @@ class Scheduling:
         return PlanRequest(
             app=self._bundle.app,
             hosts=hosts,
-            version=newest.version if newest is not None else 0,
+            version=max(self._acceptance.floor, newest.version if newest is not None else 0),
             device=tokens.device_of(self._token) if self._token else "",
             network=self.network(),
             role=self._role,

@@ -2,7 +2,8 @@
 
     StormlineError
     ├── ConfigError                 a setting, file or argument is wrong; names what and where
-    │   └── BundleError             the client bundle cannot be used
+    │   ├── BundleError             the client bundle cannot be used
+    │   └── RulesRejected           a scheduling centre may not serve these rules (`reason`)
     ├── TransportError              a request failed on its way; carries `phase` and `maybe_delivered`
     │   ├── QueueFull               too many requests wait for a connection already
     │   ├── ResolveError            no address for the name
@@ -59,6 +60,20 @@ class ConfigError(StormlineError):
 
 class BundleError(ConfigError):
     """The client bundle is missing, unreadable or not a bundle."""
+
+
+class RulesRejected(ConfigError):
+    """Rules of a scheduling centre, or the record that names them, may not be served.
+
+    Attributes:
+        reason: `record` (it cannot be read), `too-large`, `damaged` (not the bytes the record names), `malformed` (no
+            rule set by its form), `format` (of another version's), `invalid` (it contradicts itself or passes a
+            bound), `older` (the record is from before what is served) or `fault` (ours, while reading them).
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class TransportError(StormlineError):

@@ -72,6 +72,9 @@ minute ago works."""
 NAMES_ABSENT_DOUBT_S: Final = 60.0
 """How long a proven address is still tried after the system alone has said that its name does not exist: some say so
 when they are offline. After that it is believed."""
+NAMES_TTL_S_MIN: Final = 2.0
+"""Shortest time an answer with a TTL is given without asking again, as `limits.RESOLVE_FAILED_S`. Servers give a TTL of
+seconds to an answer that stands in for one that fails (RFC 8767): a longer floor would have it outlive the failure."""
 NAMES_TTL_S_MAX: Final = 600.0
 """Longest time an answer with a TTL is given without asking again, as `limits.RESOLVE_OLD_S`."""
 NAMES_OPINION_S: Final = 10.0

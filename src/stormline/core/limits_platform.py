@@ -188,8 +188,12 @@ FORWARD_FAILURE_S: Final = 2.0
 """How long a failure of all upstream servers stands before they are asked again (RFC 9520 section 3.2: 1 s or more)."""
 FORWARD_STALE_S: Final = 3600.0
 """How long after its end an answer still stands in for upstream servers that fail (RFC 8767 allows days)."""
-FORWARD_STALE_TTL_S: Final = 5
-"""Life given to such an answer: recovery is seen within it (RFC 8767 section 4 has 30 s)."""
+FORWARD_STALE_TTL_S: Final = 2
+"""Life given to such an answer: with `FORWARD_FAILURE_S` before it and a cache behind it that asks once a second,
+recovery is seen within 5 s (RFC 8767 section 4 has 30 s)."""
+FORWARD_PATIENCE_S: Final = 0.9
+"""How long a question may go on before such an answer is given all the same (RFC 8767 section 5 has 1.8 s): below
+`limits_names.DOH_STAGGER_S`, after which a client asks another server."""
 
 # -- dispatch ---------------------------------------------------------------------------------------------------------
 HOST_CHARS_MAX: Final = 253
@@ -263,6 +267,9 @@ RULES_HELD_BYTES_MAX: Final = 96 * 1024 * 1024
 RULES_RETRY_PAUSE_S: Final = 0.1
 """Pause before rules that could not be read from the engine are read again; doubles up to
 `ENGINE_RECONNECT_PAUSE_MAX_S`."""
+RULES_REJECTED_PAUSE_S: Final = 60.0
+"""Longest pause before rules that were read and refused are read again without a change of them: they will hardly get
+better, and each look costs the engine a whole rule set and the centre seconds of work."""
 RULES_FIRST_WAIT_S: Final = 1.5
 """How long a starting centre waits for the engine's rules before it serves those on disk."""
 RULES_SETTLE_S: Final = 1.0

@@ -141,6 +141,7 @@ def _reading(editor: Editor, health: Callable[[], Snapshot] | None) -> APIRouter
                 "newest": head.version if head else book.current().version,
                 "stale": book.stale,
                 "problem": book.problem,
+                "rejects": book.rejects,
                 "hosts": len(book.current().hosts),
                 "apps": len(book.current().apps),
                 "rollout": _shown_rollout(head.rollout if head else None),

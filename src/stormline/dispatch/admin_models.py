@@ -122,6 +122,7 @@ class StatusAnswer(BaseModel):
     newest: int
     stale: bool = Field(description="newer rules may exist: the engine is away, or they could not be taken")
     problem: str = Field(description="why, empty where all is well")
+    rejects: dict[str, int] = Field(description="rules in the engine that were not served since the start, by reason")
     hosts: int
     apps: int
     rollout: RolloutAnswer | None

@@ -110,10 +110,13 @@ class Book:
         self._kept = asyncio.Event()
         self._in_step = asyncio.Event()
         self._settings_followed = False
+        self._rejected: tuple[int, str] | None = None
         self._told: list[Told] = []
         self._drains_told: list[DrainsTold] = []
         self.problem = ""
         """Why the newest rules are not served, for people; empty where they are."""
+        self.rejects: dict[str, int] = {}
+        """Rules that were in the engine and not served, by the reason of their `RulesRejected`."""
 
     # -- what is served -----------------------------------------------------------------------------------------------
 
@@ -121,13 +124,14 @@ class Book:
         """Give the rules that hold for everybody, a roll-out aside."""
         return self._assembled if self._held is None else self._held.current
 
-    def for_device(self, device: str) -> RuleSet:
-        """Give the rules to answer a device from: those being rolled out, where it takes part."""
+    def for_device(self, device: str, seen: int = 0) -> RuleSet:
+        """Give the rules to answer a device from; see `RulesSource.for_device`."""
         held = self._held
         if held is None or held.candidate is None or held.head.rollout is None:
             return self.current()
         opened = held.head.rollout
-        return held.candidate if rollout.takes_part(device, opened.version, opened.percent) else held.current
+        takes_part = seen >= opened.version or rollout.takes_part(device, opened.version, opened.percent)
+        return held.candidate if takes_part else held.current
 
     def served(self) -> tuple[RuleSet, ...]:
         """Give every rule set that answers are made from: the current one, then the one being rolled out if any."""
@@ -280,17 +284,32 @@ class Book:
             except errors.Conflict as error:
                 _log.info("another centre was first: %s", error)
                 self._woken.set()
+            except errors.RulesRejected as error:
+                self._reject(error)
+                self._out_of_step(error)
+                await self._pause(limits.RULES_REJECTED_PAUSE_S)
             except (errors.EngineError, errors.ConfigError) as error:
                 self._out_of_step(error)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await self._woken.wait()
-                self._woken.set()
+                await self._pause(pause_s)
                 pause_s = min(2 * pause_s, limits.ENGINE_RECONNECT_PAUSE_MAX_S)
             else:
                 pause_s = limits.RULES_RETRY_PAUSE_S
                 self.problem = ""
                 self._in_step.set()
+
+    async def _pause(self, longest_s: float) -> None:
+        """Wait before the next look, or until something changes; not as long as every other centre."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s * (0.5 + 0.5 * self._rng.random())):
+                await self._woken.wait()
+        self._woken.set()
+
+    def _reject(self, error: errors.RulesRejected) -> None:
+        """Count it, once however often it is looked at."""
+        what = (self._newest.revision if self._newest is not None else 0, str(error))
+        if what != self._rejected:
+            self._rejected = what
+            self.rejects[error.reason] = self.rejects.get(error.reason, 0) + 1
 
     async def _sweep(self, source: Ledger) -> None:
         """Remove once what writers that died left; not before there is something to serve."""
@@ -319,6 +338,8 @@ class Book:
         if found is None:
             await self._begin(source)
         elif held is not None and held.head.lineage == found.head.lineage and found.head.version < held.head.version:
+            versions = f"version {found.head.version}, while {held.head.version} is served"
+            self._reject(errors.RulesRejected("older", f"rules in the engine: {versions}"))
             await self._restore(source, held, found)
         elif held is None or held.head != found.head:
             await self._serve(source, found)
@@ -340,29 +361,30 @@ class Book:
         version = self._assembled.version
         body = await self._write(source, self._assembled, version)
         head = heads.first(body, version, ids.new_id(self._rng), self._note("first start"))
-        revision = await self._create(source, head)
+        try:
+            revision = await source.create(head)
+        except errors.Conflict:
+            await source.remove([body])
+            raise
         _log.info("first rules published: version %d", version)
         await self._serve(source, Found(head, revision))
-
-    async def _create(self, source: Ledger, head: Head) -> int:
-        try:
-            return await source.create(head)
-        except errors.Conflict:
-            await source.remove(head.bodies().values())
-            raise
 
     async def _restore(self, source: Ledger, held: _Held, found: Found | None) -> None:
         """Give the engine back what it lost."""
         there = {} if found is None else found.head.bodies()
-        wanted = heads.needed(held.head)
-        for name, body in wanted.items():
+        written = {}
+        for name, body in heads.needed(held.head).items():
             if name not in there:
-                there[name] = await source.write(
+                written[name] = await source.write(
                     held.packed[name], version=held.head.version, size=body.size, content_digest=body.digest
                 )
         why = "the engine had none" if found is None else f"the engine had version {found.head.version}"
-        head = heads.restored(held.head, there, self._note(why))
-        revision = await self._create(source, head) if found is None else await source.move(head, found)
+        head = heads.restored(held.head, there | written, self._note(why))
+        try:
+            revision = await source.create(head) if found is None else await source.move(head, found)
+        except errors.Conflict:
+            await source.remove(written.values())
+            raise
         _log.warning("rules of version %d given back to the engine: %s", held.head.version, why)
         await self._serve(source, Found(head, revision))
 
@@ -443,7 +465,13 @@ class Book:
 
     async def _decode(self, body: Body, packed: bytes, version: int) -> RuleSet:
         def work() -> RuleSet:
-            return dispatch_rules.decode(ledger.unpack(packed, body), where=f"rules of version {version}")
+            try:
+                return dispatch_rules.decode(ledger.unpack(packed, body), where=f"rules of version {version}")
+            except errors.ConfigError:
+                raise
+            except Exception as error:  # a fault of the checks must not have every centre begin anew without end
+                _log.exception("rules of version %d could not be checked", version)
+                raise errors.RulesRejected("fault", f"rules of version {version}: {error!r}") from error
 
         rules = await ledger.beside(body.size, work)
         return msgspec.structs.replace(rules, version=version, unit=self._unit)

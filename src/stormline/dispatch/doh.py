@@ -341,14 +341,11 @@ class Doh:
             )
             return _Reply(failed, None)
         relayed = told.relayed
-        left_s = limits.FORWARD_STALE_TTL_S if told.stale else max(0, relayed.ttl_s - told.age_s)
-        most_s = limits.FORWARD_STALE_TTL_S if told.stale else limits.FORWARD_TTL_S_MAX
-        # A "no" of a zone that does not say how long it holds is not kept (RFC 2308 section 5).
-        age_s = 0 if told.stale else told.age_s
-        content = relayed.aged(query.question, age_s, ttl_s_max=most_s)
+        # No record outlives the whole, above all not the authority of a "no" (RFC 2308 section 5).
+        content = relayed.aged(query.question, 0 if told.stale else told.age_s, ttl_s_max=told.left_s)
         extended = dns_server.STALE if told.stale else None
         message = dns_server.answer(query, relayed.rcode, content, flags=self._ra, extended=extended)
-        return _Reply(message, min(left_s, most_s))
+        return _Reply(message, told.left_s)
 
     async def _aliased(self, query: Query, answer: Answer) -> _Reply:
         """Answer with another name and the addresses upstream servers have for it."""
@@ -360,11 +357,11 @@ class Doh:
             found = dns.parse_reply(told.relayed.message, answer.alias, kind)
         except errors.RemoteProtocolError as error:
             raise OSError(str(error)) from error
-        ttl_s = min(answer.ttl_s, limits.FORWARD_STALE_TTL_S if told.stale else max(0, found.ttl_s - told.age_s))
+        ttl_s = min(answer.ttl_s, told.left_s)
         more = tuple(Record(kind, ttl_s, ipaddress.ip_address(each).packed, answer.alias) for each in found.addresses)
         content = dns_server.sections((*answer.answers, *more))
         extended = dns_server.STALE if told.stale else None
-        return _Reply(dns_server.answer(query, Rcode.NOERROR, content, flags=self._ra, extended=extended), ttl_s)
+        return _Reply(dns_server.answer(query, found.rcode, content, flags=self._ra, extended=extended), ttl_s)
 
 
 @functools.lru_cache(maxsize=limits.ENROL_ADDRESSES_MAX)

@@ -6,7 +6,7 @@ Every method raises `RequestRefused` with a code that callers act on:
 | --- | --- |
 | `rules-invalid` | not a rule set, or one that contradicts itself |
 | `too-large` | more than `limits.RULES_BYTES_MAX` |
-| `no-live-endpoint` | a changed host or app has endpoints and none answers; may be forced |
+| `no-live-endpoint` | a changed host or app has endpoints and none answers, or no app is left; may be forced |
 | `changed` | it was made from another version than the newest |
 | `unchanged` | nothing would change |
 | `rollout-open`, `no-rollout` | a roll-out is open, or none is |
@@ -265,6 +265,8 @@ class Editor:
         found = {} if self._ill is None else await self._ill(health.targets([changed]))
         drains = Drains(head.drains)
         dead: dict[str, str] = {}
+        if present.apps and not rules.apps:
+            dead["every app"] = "none is left"
         for part, endpoints in health.parts(changed):
             reasons = [
                 "drained" if drains.covers(each.host, each.port) else found.get(health.target_of(each), "")

@@ -187,17 +187,19 @@ def decode(data: bytes) -> Head:
     """Read a record.
 
     Raises:
-        ConfigError: it is none, or of another format.
+        RulesRejected: it is none, or of another format (`record`).
     """
     try:
         head = _decoder.decode(data)
         if head.format != FORMAT:
-            raise errors.ConfigError(f"rules in the engine: format {head.format[:40]!r}, this version reads {FORMAT!r}")
+            raise errors.RulesRejected(
+                "record", f"rules in the engine: format {head.format[:40]!r}, this version reads {FORMAT!r}"
+            )
         head.body(head.current)
         if head.rollout is not None:
             head.body(head.rollout.version)
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, errors.RequestRefused) as error:
-        raise errors.ConfigError(f"rules in the engine: damaged record: {error}") from error
+        raise errors.RulesRejected("record", f"rules in the engine: damaged record: {error}") from error
     return head
 
 

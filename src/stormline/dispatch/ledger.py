@@ -57,18 +57,22 @@ def unpack(packed: bytes, body: Body) -> bytes:
     """Give back what `pack` took.
 
     Raises:
-        ConfigError: it is not what `body` names: cut, altered or larger than it may be.
+        RulesRejected: it is not what `body` names: cut or altered (`damaged`), or larger than it may be (`too-large`).
     """
-    if body.size > limits.RULES_BYTES_MAX:
-        raise errors.ConfigError(f"rules {body.id}: {body.size} bytes, at most {limits.RULES_BYTES_MAX}")
+    _check_size(body, body.size, limits.RULES_BYTES_MAX)
     machine = zlib.decompressobj()
     try:
         content = machine.decompress(packed, body.size + 1)
     except zlib.error as error:
-        raise errors.ConfigError(f"rules {body.id}: damaged: {error}") from error
+        raise errors.RulesRejected("damaged", f"rules {body.id}: damaged: {error}") from error
     if hashlib.sha256(content).hexdigest() != body.digest or len(content) != body.size:
-        raise errors.ConfigError(f"rules {body.id}: their digest is not the one in the record")
+        raise errors.RulesRejected("damaged", f"rules {body.id}: their digest is not the one in the record")
     return content
+
+
+def _check_size(body: Body, size: int, most: int) -> None:
+    if size > most:
+        raise errors.RulesRejected("too-large", f"rules {body.id}: {size} bytes, at most {most}")
 
 
 def digest(content: bytes) -> str:
@@ -101,7 +105,7 @@ class Ledger:
         """Read the record; None where there is none.
 
         Raises:
-            ConfigError: it is damaged, or of a format this version does not read.
+            RulesRejected: it is damaged, or of a format this version does not read.
         """
         entry = await self._keys.get(HEAD_KEY)
         return None if entry is None else Found(heads.decode(entry.value), entry.revision)
@@ -111,12 +115,17 @@ class Ledger:
 
         Raises:
             EngineError: a chunk is missing: the record has moved on, or the engine lost it.
+            RulesRejected: it is larger than it may be, by its record or by its chunks (`too-large`).
         """
-        parts = []
+        _check_size(body, body.size, limits.RULES_BYTES_MAX)
+        parts, size = [], 0
         for number in range(body.chunks):
             entry = await self._keys.get(f"body.{body.id}.{number}")
             if entry is None:
                 raise errors.EngineError(f"rules {body.id}: chunk {number} of {body.chunks} is not in the engine")
+            size += len(entry.value)
+            # What does not compress is a little larger packed; no more than a chunk.
+            _check_size(body, size, limits.RULES_BYTES_MAX + limits.RULES_CHUNK_BYTES)
             parts.append(entry.value)
         return b"".join(parts)
 

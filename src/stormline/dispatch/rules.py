@@ -368,17 +368,22 @@ def decode(data: bytes, *, where: str = "rules") -> RuleSet:
         where: named in errors, usually the path.
 
     Raises:
-        ConfigError: too large, not JSON, of another format, or see `check`.
+        RulesRejected: `too-large`, `malformed`, `format`, or `invalid`: see `check`.
     """
     if len(data) > limits.RULES_BYTES_MAX:
-        raise errors.ConfigError(f"{where}: {len(data)} bytes, a rule set has at most {limits.RULES_BYTES_MAX}")
+        raise errors.RulesRejected(
+            "too-large", f"{where}: {len(data)} bytes, a rule set has at most {limits.RULES_BYTES_MAX}"
+        )
     try:
         rules = strictjson.decode(data, _decoder)
     except ValueError as error:
-        raise errors.ConfigError(f"{where}: not a rule set: {_blamed(data) or error}") from error
+        raise errors.RulesRejected("malformed", f"{where}: not a rule set: {_blamed(data) or error}") from error
     if rules.format != FORMAT:
-        raise errors.ConfigError(f"{where}: format {rules.format[:40]!r}, this version reads {FORMAT!r}")
-    return _Check(rules, typed=True).run()
+        raise errors.RulesRejected("format", f"{where}: format {rules.format[:40]!r}, this version reads {FORMAT!r}")
+    try:
+        return _Check(rules, typed=True).run()
+    except errors.ConfigError as error:
+        raise errors.RulesRejected("invalid", str(error)) from error
 
 
 def _blamed(data: bytes) -> str:

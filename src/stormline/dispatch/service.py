@@ -6,7 +6,7 @@
     POST /v1/devices        {"app"}             -> {"device", "token", "expires_at"}: a new device
     POST /v1/admin/tokens   {"app", "device", "user", "life_s"}, Authorization: Bearer ADMIN_KEY -> the same
     GET  /v1/keys           public keys as a JWK set (RFC 7517)
-    GET  /healthz           {"status": "ok", ...}; `stale` where newer rules may exist
+    GET  /healthz           {"status": "ok", ...}; `stale` where newer rules may exist, `rejects` of rules by reason
          /v1/admin/...      changing the rules: `dispatch.admin`
     GET, POST /dns-query    DNS over HTTPS, on the port behind TLS only: `dispatch.doh`
 
@@ -232,7 +232,7 @@ class DispatchService:
             RequestRefused: see `planner.plan_for`.
         """
         wall = self._clock.wall()
-        rules = self.source.for_device(question.device)
+        rules = self.source.for_device(question.device, question.version)
         text = self._signer.answer(question, rules, wall, address=address)
         if not question.token:
             return text
@@ -307,8 +307,9 @@ class DispatchService:
         )
 
     async def _healthz(self, request: Request) -> Response:
-        rules = self._rules
-        return _json({"status": "ok", "unit": rules.unit, "version": rules.version, "stale": self.source.stale})
+        rules, source = self._rules, self.source
+        shown = {"unit": rules.unit, "version": rules.version, "stale": source.stale, "rejects": source.rejects}
+        return _json({"status": "ok", **shown})
 
     async def _body(self, request: Request, size_max: int) -> bytes:
         """Read the body within `size_max` and `limits_platform.REQUEST_BODY_TIMEOUT_S`.

@@ -38,8 +38,19 @@ class RulesSource(Protocol):
         """Whether newer rules may exist."""
         ...
 
-    def for_device(self, device: str) -> RuleSet:
-        """Give the rules to answer a device from: those being rolled out, where it takes part."""
+    @property
+    def rejects(self) -> Mapping[str, int]:
+        """How many rules were refused, by reason."""
+        ...
+
+    def for_device(self, device: str, seen: int = 0) -> RuleSet:
+        """Give the rules to answer a device from: those being rolled out, where it takes part.
+
+        Args:
+            device: its id, empty where it has none.
+            seen: newest version it has seen. It takes nothing older, so who has seen what is being rolled out takes
+                part, whatever id it has by now.
+        """
         ...
 
     def on_drains(self, told: DrainsTold) -> Callable[[], None]:
@@ -63,6 +74,7 @@ class HeldRules:
     """Rules held in memory; whoever has it may put others in."""
 
     stale = False
+    rejects: Mapping[str, int] = {}
 
     def __init__(self, rules: RuleSet) -> None:
         self._rules = rules
@@ -73,7 +85,7 @@ class HeldRules:
         """See `RulesSource.current`."""
         return self._rules
 
-    def for_device(self, device: str) -> RuleSet:
+    def for_device(self, device: str, seen: int = 0) -> RuleSet:
         """See `RulesSource.for_device`."""
         return self._rules
 

@@ -1,7 +1,9 @@
 """Questions about names the rules do not know, asked of other servers: bounded, timed, asked once, and kept.
 
 A server is asked by UDP, and by TCP where its answer does not fit (RFC 1035 section 4.2), or over HTTPS. Where all
-fail, an answer that has run out stands in for a while (RFC 8767), and a failure is kept for no more than a moment.
+fail or are slow, an answer that has run out stands in for a while (RFC 8767), and a failure is kept for no more than a
+moment. "There is no such name" never stands in: a client that hears of a failure has means of its own, and one that
+hears of an absence gives up what it has.
 """
 
 import asyncio
@@ -51,11 +53,13 @@ class Told(NamedTuple):
 
     Attributes:
         relayed: the answer.
+        left_s: how long it may be kept from now on, whole seconds; of a "no" what its zone says, within our bound.
         age_s: since it came, whole seconds.
         stale: it has run out and stands in for servers that fail.
     """
 
     relayed: Relayed
+    left_s: int
     age_s: int = 0
     stale: bool = False
 
@@ -184,7 +188,16 @@ class HttpsServer:
 class _Kept(NamedTuple):
     relayed: Relayed
     got_at: float
-    ttl_s: float
+    ttl_s: int
+
+    def told(self, now: float, *, stale: bool = False) -> Told:
+        age_s = int(now - self.got_at)
+        return Told(self.relayed, limits.FORWARD_STALE_TTL_S if stale else self.ttl_s - age_s, age_s, stale)
+
+
+class _Asking(NamedTuple):
+    task: asyncio.Task[Relayed]
+    began_at: float
 
 
 class Forwarder:
@@ -204,7 +217,7 @@ class Forwarder:
         self._kept: OrderedDict[Question, _Kept] = OrderedDict()
         self._bytes_held = 0
         self._failed_until: OrderedDict[Question, float] = OrderedDict()
-        self._asking: dict[Question, asyncio.Task[Relayed]] = {}
+        self._asking: dict[Question, _Asking] = {}
 
     async def ask(self, question: Question) -> Told:
         """Give the answer to a question. Cancellation is safe; who else waits for the same answer still gets it.
@@ -216,26 +229,36 @@ class Forwarder:
         kept = self._kept.get(question)
         if kept is not None and now < kept.got_at + kept.ttl_s:
             self._kept.move_to_end(question)
-            return Told(kept.relayed, int(now - kept.got_at))
+            return kept.told(now)
+        spare = kept if kept is not None and self._may_stand_in(kept, now) else None
         try:
             if now < self._failed_until.get(question, -math.inf):
                 raise OSError("no server answered a moment ago")
-            relayed = await asyncio.shield(self._task(question))
+            asking = self._ask(question, now)
+            if spare is not None:
+                await asyncio.wait((asking.task,), timeout=asking.began_at + limits.FORWARD_PATIENCE_S - now)
+                if not asking.task.done():
+                    return spare.told(self._clock.monotonic(), stale=True)
+            relayed = await asyncio.shield(asking.task)
         except OSError:
-            if kept is not None and now < kept.got_at + kept.ttl_s + limits.FORWARD_STALE_S:
-                return Told(kept.relayed, int(now - kept.got_at), stale=True)
+            if spare is not None:
+                return spare.told(self._clock.monotonic(), stale=True)
             raise
-        return Told(relayed)
+        return Told(relayed, _ttl_s(relayed))
 
-    def _task(self, question: Question) -> asyncio.Task[Relayed]:
-        task = self._asking.get(question)
-        if task is None:
+    @staticmethod
+    def _may_stand_in(kept: _Kept, now: float) -> bool:
+        return kept.relayed.rcode == Rcode.NOERROR and now < kept.got_at + kept.ttl_s + limits.FORWARD_STALE_S
+
+    def _ask(self, question: Question, now: float) -> _Asking:
+        asking = self._asking.get(question)
+        if asking is None:
             if len(self._asking) >= limits.FORWARDS_MAX:
                 raise OSError("too many questions are on their way")
             task = asyncio.get_running_loop().create_task(self._go(question), name="forward a question")
-            self._asking[question] = task
+            asking = self._asking[question] = _Asking(task, now)
             task.add_done_callback(lambda done: self._done(question, done))
-        return task
+        return asking
 
     def _done(self, question: Question, task: asyncio.Task[Relayed]) -> None:
         del self._asking[question]
@@ -252,11 +275,10 @@ class Forwarder:
 
     def _keep(self, question: Question, relayed: Relayed, now: float) -> None:
         self._forget(question)
-        positive = relayed.rcode == Rcode.NOERROR and relayed.counts.answers > 0
-        ttl_s = min(relayed.ttl_s, limits.FORWARD_TTL_S_MAX if positive else limits.FORWARD_ABSENT_S_MAX)
+        ttl_s = _ttl_s(relayed)
         if ttl_s <= 0:
             return
-        self._kept[question] = _Kept(relayed, now, float(ttl_s))
+        self._kept[question] = _Kept(relayed, now, ttl_s)
         self._bytes_held += len(relayed.message)
         while len(self._kept) > limits.FORWARD_CACHE_MAX or self._bytes_held > limits.FORWARD_CACHE_BYTES_MAX:
             self._forget(next(iter(self._kept)))
@@ -292,13 +314,18 @@ class Forwarder:
 
     async def close(self) -> None:
         """End what is on its way and give up connections."""
-        tasks = list(self._asking.values())
+        tasks = [each.task for each in self._asking.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         for server in self._servers:
             server.close()
+
+
+def _ttl_s(relayed: Relayed) -> int:
+    """Give how long an answer is kept from the moment it came."""
+    return min(relayed.ttl_s, limits.FORWARD_TTL_S_MAX if relayed.positive else limits.FORWARD_ABSENT_S_MAX)
 
 
 def servers_of(

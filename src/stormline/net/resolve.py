@@ -246,10 +246,10 @@ class _Known:
 
     def take(self, found: Found, answered_at: float) -> None:
         """Remember an answer."""
-        ttl_s = limits.RESOLVE_FRESH_S if found.ttl_s is None else found.ttl_s
+        ttl_s = limits.RESOLVE_FRESH_S if found.ttl_s is None else max(found.ttl_s, limits_names.NAMES_TTL_S_MIN)
         self.addresses = found.addresses
         self.source = found.source
-        self.fresh_s = min(max(limits.RESOLVE_FRESH_S, ttl_s), limits_names.NAMES_TTL_S_MAX)
+        self.fresh_s = min(ttl_s, limits_names.NAMES_TTL_S_MAX)
         self.answered_at = answered_at
         self.doubted = False
         self.failure = None
@@ -285,8 +285,8 @@ class _Query:
 class Resolver:
     """Gives the addresses of names and remembers them. Never blocks the loop; belongs to the loop that uses it first.
 
-    - An answer younger than `limits.RESOLVE_FRESH_S`, or than its TTL up to `limits_names.NAMES_TTL_S_MAX`, is given
-      without asking anybody.
+    - An answer younger than its TTL, `limits_names.NAMES_TTL_S_MIN` at least and `NAMES_TTL_S_MAX` at most, is given
+      without asking anybody; one without a TTL for `limits.RESOLVE_FRESH_S`.
     - An older one, up to `RESOLVE_STALE_S`, is given at once too, while one question behind it brings a newer.
     - Where it is older than `RESOLVE_OLD_S`, or doubted, that question has `RESOLVE_PATIENCE_S` from its start to be
       answered first; unless somebody is sure of the answer.
@@ -500,7 +500,7 @@ class Resolver:
         elif isinstance(error, OSError):
             known.failure = copy.copy(error)
             known.failed_at = now
-            if says_absent(error) and now - known.answered_at >= limits.RESOLVE_FRESH_S:
+            if says_absent(error) and now - known.answered_at >= min(known.fresh_s, limits.RESOLVE_FRESH_S):
                 known.addresses = ()
                 known.answered_at = -math.inf
         else:

@@ -328,6 +328,7 @@ class Relayed(NamedTuple):
         ttl_places: where in `message` a TTL stands.
         ttl_s: how long it holds: the least TTL of its answer, of a "no" what its zone says (RFC 2308 section 5), 0
             where it says nothing.
+        positive: it has what was asked for; else it is a "no".
         truncated: it did not fit and is to be asked for by TCP.
     """
 
@@ -336,6 +337,7 @@ class Relayed(NamedTuple):
     counts: Counts
     ttl_places: tuple[int, ...]
     ttl_s: int
+    positive: bool
     truncated: bool
 
     def aged(self, question: bytes, age_s: int, *, ttl_s_max: int) -> Sections:
@@ -396,7 +398,8 @@ def read_relayed(data: bytes, ident: int, question: bytes) -> Relayed:
     rcode = flags & 0xF | reading.extended << 4
     counts = Counts(answers, authorities, reading.additionals)
     message = _HEADER.pack(0, flags, 1, *counts) + data[HEADER_BYTES:end]
-    return Relayed(rcode, message, counts, tuple(reading.places), reading.ttl_s(rcode), bool(flags & TC))
+    positive = reading.found and rcode == Rcode.NOERROR
+    return Relayed(rcode, message, counts, tuple(reading.places), reading.ttl_s(rcode), positive, bool(flags & TC))
 
 
 class _Reading:
@@ -404,9 +407,9 @@ class _Reading:
 
     def __init__(self, kind: int) -> None:
         self._kind = kind
-        self._found = False
         self._answer_ttl_s = _TTL_S_MAX
         self._absent_ttl_s = 0
+        self.found = False
         self.places: list[int] = []
         self.extended = 0
         self.additionals = 0
@@ -435,7 +438,7 @@ class _Reading:
 
     def _take(self, data: bytes, section: int, kind: int, ttl_s: int, at: int, size: int) -> None:
         if section == 0:
-            self._found = self._found or kind == self._kind or self._kind == RecordType.ANY
+            self.found = self.found or kind == self._kind or self._kind == RecordType.ANY
             self._answer_ttl_s = min(self._answer_ttl_s, ttl_s)
         elif section == 1 and kind == RecordType.SOA:
             if size < 22:
@@ -448,6 +451,6 @@ class _Reading:
     def ttl_s(self, rcode: int) -> int:
         if rcode not in (Rcode.NOERROR, Rcode.NXDOMAIN):
             return 0
-        if self._found and rcode == Rcode.NOERROR:
+        if self.found and rcode == Rcode.NOERROR:
             return self._answer_ttl_s
         return min(self._answer_ttl_s, self._absent_ttl_s)

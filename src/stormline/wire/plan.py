@@ -537,7 +537,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Attributes:
         app: application id.
         hosts: hosts to plan for, at most `limits.PLAN_HOSTS_MAX`.
-        version: newest plan version held, 0 for none.
+        version: newest plan version seen, 0 for none.
         device: device id, for roll-outs and for a stable place among equal endpoints.
         network: kind of network (`wifi`, `cell`, ...).
         role: `push` for a push-only or background device.

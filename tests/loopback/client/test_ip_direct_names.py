@@ -98,6 +98,7 @@ class Listener:
         asked: SNI of every handshake begun.
         hosts: Host or `:authority` of every request read.
         whole: the requests' header names, lower case.
+        writers: its connections.
     """
 
     def __init__(self, default, by_name, protocol):
@@ -106,7 +107,7 @@ class Listener:
         for context in (default, *by_name.values()):
             context.set_alpn_protocols(ALPN[protocol])
         default.sni_callback = self._choose
-        self._tasks, self._writers = set(), []
+        self._tasks, self.writers = set(), []
 
     def _choose(self, tls, name, _):
         self.asked.append(name)
@@ -121,13 +122,13 @@ class Listener:
         self._server.close()
         for task in self._tasks:
             task.cancel()
-        for writer in self._writers:
+        for writer in self.writers:
             writer.transport.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
     def _connected(self, reader, writer):
-        self._writers.append(writer)
+        self.writers.append(writer)
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -308,3 +309,34 @@ async def test_address_from_dispatch_is_not_used_in_clear_text(issuer, listen, c
     for port in (clear.address.port, there.address.port):
         assert (await asking.get(f"http://a.test:{port}/")).text == "ok"
     assert (there.hosts, there.asked) == ([], [])
+
+
+@pytest.mark.parametrize("wrong", WRONG, indirect=True)
+async def test_address_with_a_wrong_certificate_is_asked_last_from_then_on(issuer, listen, client, wrong):
+    first, second = await listen(wrong), await listen(issuer.context("a.test"))
+    asking = await client({"a.test": [first, second]})
+    for _ in range(4):
+        assert (await asking.get("https://a.test/")).text == "ok"
+        for writer in second.writers:
+            writer.transport.abort()
+    assert second.hosts == ["a.test"] * 4
+    assert len(second.asked) == 4, "each request had a connection of its own"
+    assert len(first.asked) == 1
+
+
+@pytest.mark.parametrize("secret", ["", "authorization", "cookie", "jar"])
+async def test_request_refused_by_certificate_takes_no_credential_into_clear_text(
+    issuer, listen, client, origin, secret
+):
+    first, clear = await listen(issuer.context("b.test")), await origin()
+    keys = {"k1": stormline.VerifyKey("hmac-sha256", b"a secret of thirty-two bytes, ok!")}
+    rule = stormline.BusinessRule(host="a.test", clear=stormline.ClearHttp(keys=keys, port=clear.address.port))
+    dns = {"a.test": first, f"a.test:{clear.address.port}": clear}
+    asking = await client({"a.test": [first]}, dns=dns, rules=(rule,))
+    headers = {"authorization": {"Authorization": "Bearer SECRET-1"}, "cookie": {"Cookie": "sid=SECRET-1"}}
+    if secret == "jar":
+        asking.cookies.set("sid", "SECRET-1", domain="a.test")
+    error = stormline.errors.TlsError if secret else stormline.errors.UntrustedAnswer
+    with pytest.raises(error):
+        await asking.get("https://a.test/", headers=headers.get(secret, {}))
+    assert (clear.connections, first.hosts) == (0 if secret else 1, [])
