@@ -1,7 +1,10 @@
 """The HTTP server of the roles: what it bounds, and how it starts and stops."""
 
 import asyncio
+import socket
 import ssl
+import struct
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from stormline.net.clock import SystemClock, SystemRng
 from stormline.web.server import HttpServer, TlsFiles
 
 pytestmark = pytest.mark.loopback
+_DATA_SEGMENTS_IN = 152
+"""Where `tcpi_data_segs_in` stands in Linux's `struct tcp_info`."""
 
 
 async def _app(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -82,6 +87,83 @@ async def test_server_keep_alive_serves_several_heads_each_with_its_own_bound(se
         assert await reader.readexactly(2) == b"ok"
     writer.close()
     await writer.wait_closed()
+
+
+async def test_server_end_of_a_large_body_does_not_count_as_the_next_head(server: HttpServer) -> None:
+    body = b"b" * (4 * limits.REQUEST_HEAD_BYTES_MAX)
+    first = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body + b"GET / HT"
+    second = b"TP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(first)
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert await reader.readexactly(2) == b"ok"
+    writer.write(second)
+    rest = await reader.read()
+    assert (head[:13], rest[:13]) == (b"HTTP/1.1 200 ", b"HTTP/1.1 200 ")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_server_head_in_pieces_over_the_bound_is_refused_on_a_kept_connection(server: HttpServer) -> None:
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    await reader.readuntil(b"ok")
+    head = b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * limits.REQUEST_HEAD_BYTES_MAX + b"\r\n"
+    for piece in (head[: len(head) // 2], head[len(head) // 2 :], b"\r\n"):
+        writer.write(piece)
+        await asyncio.sleep(0.01)
+    assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_server_late_second_head_is_answered_408_and_closed(
+    monkeypatch: pytest.MonkeyPatch, server: HttpServer
+) -> None:
+    monkeypatch.setattr(limits, "REQUEST_HEAD_TIMEOUT_S", 0.2)
+    reader, writer = await asyncio.open_connection(*server.address)
+    for _ in range(3):
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        await reader.readuntil(b"ok")
+        await asyncio.sleep(0.15)  # the time of a head does not run between requests
+    writer.write(b"GET / HT")
+    assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs TCP_INFO of Linux")
+async def test_server_head_and_body_of_an_answer_leave_in_one_segment(server: HttpServer) -> None:
+    reader, writer = await asyncio.open_connection(*server.address)
+    for _ in range(20):
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        await reader.readuntil(b"ok")
+    info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    assert struct.unpack_from("=I", info, _DATA_SEGMENTS_IN)[0] == 20
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_server_head_does_not_wait_for_a_body_that_comes_later() -> None:
+    release = asyncio.Event()
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await release.wait()
+        for piece in (b"a", b"b"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    server = HttpServer(app, host="127.0.0.1", port=0, what="test")
+    await server.start()
+    async with (
+        httpx2.AsyncClient(trust_env=False) as client,
+        client.stream("GET", f"http://{server.address}/") as answer,
+    ):
+        assert answer.status_code == 200
+        release.set()
+        assert await answer.aread() == b"ab"
+    await server.stop()
 
 
 class TestTls:

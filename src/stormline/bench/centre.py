@@ -7,15 +7,18 @@ with that input. Beside the centre's own paths it answers `/bare`: a small JSON,
 import asyncio
 import sys
 import time
-from typing import Any, Final, cast
+from collections.abc import Awaitable
+from typing import Final
 
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stormline.core.values import Secret
 from stormline.dispatch.config import DispatchConfig
 from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.service import DispatchService
+from stormline.dispatch.unit import HeldRules
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.web.server import HttpServer
 from stormline.wire.jws import SigningKey
@@ -23,6 +26,7 @@ from stormline.wire.plan import Endpoint, HostPlan
 
 HOSTS: Final = tuple(f"h{number}.example" for number in range(10))
 APP: Final = "shop"
+PLAN_KID: Final = "plan"
 BARE: Final = b'{"host": "h0.example", "addresses": ["192.0.2.1", "192.0.2.2"], "ttl": 30}'
 _BARE_HEAD: Final = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BARE))]
 
@@ -35,29 +39,35 @@ def _rules() -> RuleSet:
     return RuleSet(version=1, hosts=dict.fromkeys(HOSTS, plan), apps={APP: frozenset(HOSTS)})
 
 
-def _app() -> Any:
+def service(rules: RuleSet) -> DispatchService:
+    """Make a centre's part behind HTTP, with keys of its own."""
     config = DispatchConfig(
         host="127.0.0.1",
         port=0,
         tls=None,
         unit="u1",
         rules=_rules(),
-        plan_key=SigningKey(Ed25519PrivateKey.generate(), "plan"),
+        plan_key=SigningKey(Ed25519PrivateKey.generate(), PLAN_KID),
         token_key=SigningKey(Ed25519PrivateKey.generate(), "token"),
         admin_key=Secret("a-key-for-the-bench"),
     )
-    service = DispatchService(config, clock=SystemClock(), rng=SystemRng())
-    centre = service.doh.in_front(cast("Any", service.app(trusted=True)))
+    return DispatchService(config, clock=SystemClock(), rng=SystemRng(), source=HeldRules(rules))
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] != "/bare":
-            await centre(scope, receive, send)
-            return
-        await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": _BARE_HEAD})
-        await send({"type": "http.response.body", "body": BARE})
+
+def _app() -> ASGIApp:
+    made = service(_rules())
+    centre = made.doh.in_front(made.app(trusted=True))
+
+    def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return (_bare if scope["path"] == "/bare" else centre)(scope, receive, send)
 
     return app
+
+
+async def _bare(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": _BARE_HEAD})
+    await send({"type": "http.response.body", "body": BARE})
 
 
 async def _serve() -> None:

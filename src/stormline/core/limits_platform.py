@@ -159,7 +159,10 @@ DOH_HINTS_MAX: Final = 8
 DOH_ADDRESSES_MAX: Final = 32
 """Addresses of one answer, as a client keeps of it."""
 DOH_MADE_MAX: Final = 16_384
-"""Answers from the rules kept made, at most some 700 bytes each; the one unused for longest goes first."""
+"""Answers from the rules kept made, at most some 1,500 bytes each with their question; the one unused for longest goes
+first."""
+DOH_MADE_QUESTION_BYTES_MAX: Final = 384
+"""Longer questions are answered anew: a name of 255 bytes with EDNS, padded to three times 128 (RFC 8467), is kept."""
 ECS_V4_BITS: Final = 24
 """How much of a client's IPv4 address is looked at (RFC 7871 section 11.1 advises it)."""
 ECS_V6_BITS: Final = 56

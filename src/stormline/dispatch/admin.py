@@ -21,7 +21,6 @@ each change and kept with it. Errors are `{"error": {"code", "message"}}`, the c
 """
 
 import asyncio
-import hmac
 import math
 import re
 from collections.abc import Callable
@@ -48,7 +47,7 @@ from stormline.dispatch.compare import Differences
 from stormline.dispatch.editor import Author, Changed, Editor
 from stormline.dispatch.head import Drained, Head, Rollout
 from stormline.dispatch.health import Snapshot
-from stormline.web import bodies
+from stormline.web import bearer, bodies
 from stormline.wire import hostname
 
 STATUS: Final = {
@@ -337,6 +336,7 @@ class _Gate:
     def __init__(self, app: ASGIApp, key: Secret) -> None:
         self._app = app
         self._key = key.reveal().encode()
+        self._bodies = bodies.Reader(bounds.REQUEST_BODY_TIMEOUT_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -345,32 +345,17 @@ class _Gate:
         path: str = scope["path"]
         headers = dict(scope["headers"])
         try:
-            if not path.endswith("/openapi.json"):
-                self._check_key(headers.get(b"authorization", b""))
+            if not (path.endswith("/openapi.json") or bearer.proves(headers.get(b"authorization", b""), self._key)):
+                raise RequestRefused("unauthorized", "the admin API needs 'Authorization: Bearer ADMIN_KEY'")
             if not path.endswith(_LARGE):
-                receive = bodies.replay(await _small(receive), receive)
+                body = await self._bodies.read(scope, receive, bounds.DISPATCH_SMALL_BODY_BYTES_MAX)
+                receive = bodies.replay(body, receive)
         except bodies.Gone:
             return  # nobody waits for an answer
         except RequestRefused as error:
             await _refusal(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-    def _check_key(self, header: bytes) -> None:
-        scheme, _, given = header.partition(b" ")
-        if not hmac.compare_digest(given.strip(), self._key) or scheme.lower() != b"bearer":
-            raise RequestRefused("unauthorized", "the admin API needs 'Authorization: Bearer ADMIN_KEY'")
-
-
-async def _small(receive: Receive) -> bytes:
-    most = bounds.DISPATCH_SMALL_BODY_BYTES_MAX
-    try:
-        async with asyncio.timeout(bounds.REQUEST_BODY_TIMEOUT_S):
-            return await bodies.read_whole(receive, most)
-    except bodies.TooLarge:
-        raise RequestRefused("too-large", f"a body has at most {most} bytes here") from None
-    except TimeoutError:
-        raise RequestRefused("timeout", "the body did not come in time") from None
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -8,16 +8,17 @@
 DNS answer that says so.
 """
 
-import asyncio
 import base64
 import binascii
 import functools
 import ipaddress
 import ssl
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stormline.core import errors
 from stormline.core import limits_platform as limits
@@ -28,20 +29,18 @@ from stormline.dispatch.planner import Standing
 from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.zone import Answer, ClientNetwork, Order, Resolver, Zone
 from stormline.outbound.doh_server import DohServer
+from stormline.web import bodies
 from stormline.wire import dns, dns_server
 from stormline.wire.dns import Rcode, RecordType
 from stormline.wire.dns_server import EMPTY, Query, Record, Sections
 
 PATH: Final = "/dns-query"
 _MEDIA: Final = b"application/dns-message"
+_ID_BYTES: Final = 2
 _TYPE: Final = (b"content-type", _MEDIA)
-_NO_STORE: Final = (b"cache-control", b"no-store")
+_UNKEPT: Final = b"no-store"
+_NO_STORE: Final = (b"cache-control", _UNKEPT)
 _GET_CHARS_MAX: Final = len("dns=") + (limits.DOH_QUESTION_BYTES_MAX * 4 + 2) // 3
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +89,10 @@ class _Made(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """An answer on its way; `ttl_s` None: not to be kept."""
+    """An answer on its way; `cache_control` is what HTTP's caches are told."""
 
     message: bytes
-    ttl_s: int | None
-    private: bool = False
+    cache_control: bytes = _UNKEPT
 
 
 class _Refused(Exception):
@@ -140,42 +138,36 @@ class Doh:
             order=order if self._places() else None,
         )
         self._revision = standing.revision if standing is not None else 0
-        self._made: OrderedDict[tuple[str, int, ClientNetwork], _Made | None] = OrderedDict()
+        self._replies: OrderedDict[tuple[bytes, str], _Reply] = OrderedDict()
         self._forwarder: upstream.Forwarder | None = None
         if config.upstream:
             servers = upstream.servers_of(config.upstream, clock=clock, rng=rng, context=config.upstream_trust)
             self._forwarder = upstream.Forwarder(servers, clock)
         self._ra = dns_server.RA if config.upstream else 0
-        self._reading: dict[asyncio.Timeout, float] = {}
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._bodies = bodies.Reader(limits.REQUEST_BODY_TIMEOUT_S)
 
     def listens(self, address: Address) -> None:
         """Say where it is reached, for those who ask for that (RFC 9462), as far as the configuration does not."""
         given = self._zone.resolver
         if given.name and not given.addresses and not ipaddress.ip_address(address.host).is_unspecified:
             self._zone = replace(self._zone, resolver=replace(given, addresses=(address.host,), port=address.port))
-            self._made.clear()
+            self._replies.clear()
 
-    def in_front(self, app: App) -> App:
+    def in_front(self, app: ASGIApp) -> ASGIApp:
         """Answer `PATH`, and let `app` answer the rest."""
 
-        async def both(scope: Scope, receive: Receive, send: Send) -> None:
-            handler = self if scope["type"] == "http" and scope["path"] == PATH else app
-            await handler(scope, receive, send)
+        def both(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            return (self if scope["type"] == "http" and scope["path"] == PATH else app)(scope, receive, send)
 
         return both
 
     def stop_reading(self) -> None:
         """End the wait for bodies that are still coming."""
-        for timeout in self._reading:
-            if not timeout.expired():
-                timeout.reschedule(0.0)
+        self._bodies.stop()
 
     async def close(self) -> None:
         """Give up what is asked of upstream servers."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        self._bodies.stop()
         if self._forwarder is not None:
             await self._forwarder.close()
 
@@ -183,22 +175,14 @@ class Doh:
         """Answer one request."""
         try:
             data = await self._question(scope, receive)
-            try:
-                query = dns_server.read_query(data)
-            except errors.RemoteProtocolError as error:
-                raise _Refused(400, str(error)) from None
-            reply = self._known(query, scope) or await self._forward(query)
+            reply = self._kept(data, scope) or await self._fresh(data, scope)
         except _Refused as refused:
             body = f"{refused}\n".encode()
             await _send(
                 send, scope, refused.status, body, [(b"content-type", b"text/plain"), _NO_STORE, *refused.headers]
             )
             return
-        if reply.ttl_s is None:
-            kept = _NO_STORE
-        else:
-            kept = (b"cache-control", b"%smax-age=%d" % (b"private, " if reply.private else b"", reply.ttl_s))
-        await _send(send, scope, 200, reply.message, [_TYPE, kept])
+        await _send(send, scope, 200, reply.message, [_TYPE, (b"cache-control", reply.cache_control)])
 
     # -- HTTP ---------------------------------------------------------------------------------------------------------
     async def _question(self, scope: Scope, receive: Receive) -> bytes:
@@ -207,7 +191,14 @@ class Doh:
             media = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
             if media != _MEDIA and media.partition(b";")[0].strip().lower() != _MEDIA:
                 raise _Refused(415, "expected a body of application/dns-message", (b"accept", _MEDIA))
-            return await self._body(receive)
+            try:
+                return await self._bodies.read(scope, receive, limits.DOH_QUESTION_BYTES_MAX)
+            except bodies.Gone:
+                raise _Refused(400, "the peer went away") from None
+            except errors.RequestRefused as error:
+                if error.code == "too-large":
+                    raise _Refused(413, f"a question has at most {limits.DOH_QUESTION_BYTES_MAX} bytes") from None
+                raise _Refused(408, "the question did not come in time") from None
         if method not in ("GET", "HEAD"):
             raise _Refused(405, "expected GET, HEAD or POST", (b"allow", b"GET, HEAD, POST"))
         query: bytes = scope["query_string"]
@@ -225,97 +216,75 @@ class Doh:
         except (binascii.Error, ValueError):
             raise _Refused(400, "dns: expected base64url") from None
 
-    async def _body(self, receive: Receive) -> bytes:
-        body = b""
-        timeout = asyncio.timeout(None)
-        loop = asyncio.get_running_loop()
-        self._reading[timeout] = loop.time()
-        if self._sweeper is None:
-            self._sweeper = loop.call_later(limits.REQUEST_BODY_TIMEOUT_S, self._sweep)
+    # -- answers that were given before ------------------------------------------------------------------------------
+    def _kept(self, data: bytes, scope: Scope) -> _Reply | None:
+        """Give again what was answered from the rules that hold, to the same bytes but for their id."""
+        rules = self._rules()
+        revision = self._standing.revision if self._standing is not None else 0
+        if rules is not self._zone.rules or revision != self._revision:
+            self._zone = replace(self._zone, rules=rules, order=self._order if self._places() else None)
+            self._revision = revision
+            self._replies.clear()
+        key = (data[_ID_BYTES:], self._network_of(scope))
+        reply = self._replies.get(key)
+        if reply is None:
+            return None
+        self._replies.move_to_end(key)
+        return _Reply(data[:_ID_BYTES] + reply.message[_ID_BYTES:], reply.cache_control)
+
+    async def _fresh(self, data: bytes, scope: Scope) -> _Reply:
         try:
-            async with timeout:
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _Refused(400, "the peer went away")
-                    body += cast("bytes", message.get("body", b""))
-                    if len(body) > limits.DOH_QUESTION_BYTES_MAX:
-                        raise _Refused(413, f"a question has at most {limits.DOH_QUESTION_BYTES_MAX} bytes")
-                    if not message.get("more_body", False):
-                        return body
-        except TimeoutError:
-            raise _Refused(408, "the question did not come in time") from None
-        finally:
-            del self._reading[timeout]
-
-    def _sweep(self) -> None:
-        """End the wait for bodies that have been coming for too long, at most twice the bound.
-
-        One timer for all: under uvloop one for each body costs some 10 us, a sixth of the whole request.
-        """
-        loop = asyncio.get_running_loop()
-        begun_before = loop.time() - limits.REQUEST_BODY_TIMEOUT_S
-        for timeout, began in self._reading.items():
-            if began <= begun_before and not timeout.expired():
-                timeout.reschedule(0.0)
-        again = bool(self._reading)
-        self._sweeper = loop.call_later(limits.REQUEST_BODY_TIMEOUT_S, self._sweep) if again else None
+            query = dns_server.read_query(data)
+        except errors.RemoteProtocolError as error:
+            raise _Refused(400, str(error)) from None
+        network = self._network_of(scope)
+        reply = self._known(query, network)
+        if reply is None:
+            return await self._forward(query)
+        # What caches may keep comes from the rules. Names nobody knows are without number: their refusals are not kept.
+        if reply.cache_control != _UNKEPT and len(data) <= limits.DOH_MADE_QUESTION_BYTES_MAX:
+            self._replies[data[_ID_BYTES:], network] = reply
+            while len(self._replies) > limits.DOH_MADE_MAX:
+                self._replies.popitem(last=False)
+        return reply
 
     # -- the rules ----------------------------------------------------------------------------------------------------
-    def _known(self, query: Query, scope: Scope) -> _Reply | None:
+    def _known(self, query: Query, network: str) -> _Reply | None:
         """Answer what needs nobody else; None: upstream servers are to be asked."""
         if query.fault:
-            return _Reply(dns_server.answer(query, query.fault, flags=self._ra), None)
-        place, bits = self._place(query, scope)
+            return _Reply(dns_server.answer(query, query.fault, flags=self._ra))
+        place, bits = self._place(query, network)
         made = None if query.name is None else self._from_rules(query.name, query.kind, place)
         if made is None or (made.answer.elsewhere and self._forwarder is not None):
             if self._forwarder is not None:
                 return None
-            refusal = dns_server.answer(query, Rcode.REFUSED, extended=dns_server.NOT_AUTHORITATIVE)
-            return _Reply(refusal, None)
+            return _Reply(dns_server.answer(query, Rcode.REFUSED, extended=dns_server.NOT_AUTHORITATIVE))
         if made.answer.alias and self._forwarder is not None:
             return None
-        message = dns_server.answer(
-            query, made.answer.rcode, made.content, flags=dns_server.AA | self._ra, scope_bits=bits
-        )
-        return _Reply(message, made.answer.ttl_s, private=self._places() and not bits)
+        flags = dns_server.AA | self._ra
+        message = dns_server.answer(query, made.answer.rcode, made.content, flags=flags, scope_bits=bits)
+        return _Reply(message, _max_age(made.answer.ttl_s, private=self._places() and not bits))
 
     def _places(self) -> bool:
         """Say whether answers depend on where the client is; where they do not they are everybody's."""
         rules = self._rules()
         return self._order is not None and bool(rules.regions or rules.networks or rules.operators)
 
-    def _place(self, query: Query, scope: Scope) -> tuple[ClientNetwork, int]:
-        """Say where the client is, and for how many bits of the subnet it told the answer holds."""
-        if not self._places():
-            return ClientNetwork(), 0
-        subnet = query.edns.subnet if query.edns is not None else None
-        if subnet is not None:
-            return ClientNetwork(subnet.network), subnet.scope_bits
+    def _network_of(self, scope: Scope) -> str:
+        """Give the network from which a question comes, empty where answers do not depend on it."""
         client = scope.get("client")
-        return ClientNetwork(_network(client[0]) if client else ""), 0
+        return _network(client[0]) if client and self._places() else ""
+
+    def _place(self, query: Query, network: str) -> tuple[ClientNetwork, int]:
+        """Say where the client is, and for how many bits of the subnet it told the answer holds."""
+        subnet = query.edns.subnet if query.edns is not None and self._places() else None
+        return (ClientNetwork(network), 0) if subnet is None else (ClientNetwork(subnet.network), subnet.scope_bits)
 
     def _from_rules(self, name: str, kind: int, place: ClientNetwork) -> _Made | None:
-        rules = self._rules()
-        revision = self._standing.revision if self._standing is not None else 0
-        if rules is not self._zone.rules or revision != self._revision:
-            self._zone = replace(self._zone, rules=rules, order=self._order if self._places() else None)
-            self._revision = revision
-            self._made.clear()
-        key = (name, kind, place)
-        if key in self._made:
-            self._made.move_to_end(key)
-            return self._made[key]
+        """Encode what the rules say of a name, with what they say of the name it leads to; None: nothing."""
         answer = self._zone.answer(name, kind, place)
         if answer is None:
-            return None  # not kept: names nobody knows are without number
-        made = self._made[key] = self._complete(answer, kind, place)
-        while len(self._made) > limits.DOH_MADE_MAX:
-            self._made.popitem(last=False)
-        return made
-
-    def _complete(self, answer: Answer, kind: int, place: ClientNetwork) -> _Made:
-        """Encode an answer, with what the rules say of the name it leads to."""
+            return None
         answers, target = answer.answers, answer.alias
         if target and (more := self._zone.answer(target, kind, place)) is not None and not more.alias:
             answers += tuple(each._replace(owner=target) for each in more.answers)
@@ -339,13 +308,13 @@ class Doh:
             failed = dns_server.answer(
                 query, Rcode.SERVFAIL, EMPTY, flags=self._ra, extended=dns_server.NO_REACHABLE_AUTHORITY
             )
-            return _Reply(failed, None)
+            return _Reply(failed)
         relayed = told.relayed
         # No record outlives the whole, above all not the authority of a "no" (RFC 2308 section 5).
         content = relayed.aged(query.question, 0 if told.stale else told.age_s, ttl_s_max=told.left_s)
         extended = dns_server.STALE if told.stale else None
         message = dns_server.answer(query, relayed.rcode, content, flags=self._ra, extended=extended)
-        return _Reply(message, told.left_s)
+        return _Reply(message, _max_age(told.left_s))
 
     async def _aliased(self, query: Query, answer: Answer) -> _Reply:
         """Answer with another name and the addresses upstream servers have for it."""
@@ -361,7 +330,8 @@ class Doh:
         more = tuple(Record(kind, ttl_s, ipaddress.ip_address(each).packed, answer.alias) for each in found.addresses)
         content = dns_server.sections((*answer.answers, *more))
         extended = dns_server.STALE if told.stale else None
-        return _Reply(dns_server.answer(query, found.rcode, content, flags=self._ra, extended=extended), ttl_s)
+        message = dns_server.answer(query, found.rcode, content, flags=self._ra, extended=extended)
+        return _Reply(message, _max_age(ttl_s))
 
 
 @functools.lru_cache(maxsize=limits.ENROL_ADDRESSES_MAX)
@@ -375,6 +345,10 @@ def _network(host: str) -> str:
         address = address.ipv4_mapped
     bits = limits.ECS_V4_BITS if address.version == 4 else limits.ECS_V6_BITS
     return str(ipaddress.ip_network((address, bits), strict=False))
+
+
+def _max_age(ttl_s: int, *, private: bool = False) -> bytes:
+    return b"%smax-age=%d" % (b"private, " if private else b"", ttl_s)
 
 
 async def _send(send: Send, scope: Scope, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:

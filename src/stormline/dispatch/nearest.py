@@ -26,6 +26,7 @@ PREFIX_V4: Final = 24
 """Of an IPv4 address so much is kept (RFC 7871 section 11.1)."""
 PREFIX_V6: Final = 56
 """Of an IPv6 address so much is kept."""
+_BUCKET_HASH: Final = hashlib.blake2b(digest_size=4, person=b"sl-bucket")
 _AnyAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -47,11 +48,6 @@ class ClientPlace(NamedTuple):
     unit: str = ""
     bucket: int = 0
     push: bool = False
-
-    @property
-    def group(self) -> tuple[str, str, str, int, bool]:
-        """All that an order of endpoints depends on: clients with the same group get the same."""
-        return (self.region, self.operator, self.unit, self.bucket, self.push)
 
 
 class Found(NamedTuple):
@@ -141,14 +137,21 @@ class Nearest:
             role: `push` for a push-only or background device.
             prefix: how many bits of the address are true (EDNS Client Subnet, RFC 7871); None for all.
         """
-        found = self._place_of(address, prefix)
-        return found._replace(bucket=bucket(device or found.address), push=role == PUSH)
+        kept = self._place_of(address, prefix)[0]
+        return ClientPlace(kept, *self.group(address, device=device, role=role, prefix=prefix))
 
-    def _find(self, address: str, prefix: int | None) -> ClientPlace:
+    def group(
+        self, address: str, *, device: str = "", role: str = "", prefix: int | None = None
+    ) -> tuple[str, str, str, int, bool]:
+        """Give all of `place` that an order of endpoints depends on: clients with the same group get the same."""
+        kept, region, operator, unit = self._place_of(address, prefix)
+        return region, operator, unit, bucket(device or kept), role == PUSH
+
+    def _find(self, address: str, prefix: int | None) -> tuple[str, str, str, str]:
         try:
             ip = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:
-            return ClientPlace()
+            return "", "", "", ""
         if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
             ip = ip.ipv4_mapped
         if prefix is not None:
@@ -160,7 +163,7 @@ class Nearest:
             found = self._locate(str(ip))
             region = region or self._by_country.get(found.country, "")
             operator = operator or self._by_asn.get(found.asn, "")
-        return ClientPlace(str(kept), region, operator, self._units.get(region, ""))
+        return str(kept), region, operator, self._units.get(region, "")
 
     def order(self, endpoints: tuple[Endpoint, ...], place: ClientPlace) -> tuple[Endpoint, ...]:
         """Give the endpoints in the order in which a client there should try them; none is left out."""
@@ -193,8 +196,9 @@ def for_role(endpoints: tuple[Endpoint, ...], *, push: bool) -> tuple[Endpoint, 
 
 def bucket(name: str) -> int:
     """Give the group of a device or address: evenly, and the same for ever."""
-    digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=4, person=b"sl-bucket").digest()
-    return int.from_bytes(digest) % limits.PLACEMENT_BUCKETS
+    hashed = _BUCKET_HASH.copy()
+    hashed.update(name.encode("utf-8", "replace"))
+    return int.from_bytes(hashed.digest()) % limits.PLACEMENT_BUCKETS
 
 
 def choose(name: str, weights: Iterable[tuple[str, int]]) -> str:

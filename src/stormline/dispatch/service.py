@@ -14,8 +14,6 @@ Every error is `{"error": {"code", "message"}}`. Bodies are read within a bound 
 """
 
 import asyncio
-import hmac
-import ipaddress
 import logging
 import math
 import ssl
@@ -25,10 +23,10 @@ from typing import Annotated, Any, Final, TypeVar, cast
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stormline.appgw import plans
 from stormline.core import errors, ids, limits, limits_platform
@@ -45,6 +43,7 @@ from stormline.dispatch.unit import HeldRules, RulesSource
 from stormline.dispatch.zone import ClientNetwork
 from stormline.engine.port import Engine, Message, Reply, error_reply
 from stormline.policy.ratelimit import RateLimiter
+from stormline.web import bearer, bodies, peers
 from stormline.web.server import HttpServer, TlsFiles
 from stormline.wire import plan as wire_plan
 from stormline.wire import strictjson, tokens
@@ -69,6 +68,12 @@ STATUS: Final = {
     "stopping": 503,
 }
 """HTTP status by error code."""
+
+_PLAN: Final = "/v1/plan"
+_PLAN_MEDIA: Final = "application/jose"
+_PLAN_TYPE: Final = (b"content-type", _PLAN_MEDIA.encode())
+_NO_STORE: Final = {"cache-control": "no-store"}
+_NO_STORE_RAW: Final = (b"cache-control", b"no-store")
 
 
 class EnrolRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,8 +148,7 @@ class DispatchService:
             rate_per_s=config.enrol_rate_per_s, burst=config.enrol_burst, keys_max=limits_platform.ENROL_ADDRESSES_MAX
         )
         self._admin_key = config.admin_key.reveal().encode("ascii")
-        self._reading: set[asyncio.Timeout] = set()
-        self._stopping = False
+        self._bodies = bodies.Reader(limits_platform.REQUEST_BODY_TIMEOUT_S)
         self.doh = Doh(
             config.doh, self.source.current, clock=clock, rng=rng, standing=self._signer.standing, order=self._order
         )
@@ -160,7 +164,7 @@ class DispatchService:
         address, _, bits = client.network.partition("/")
         return near.order(endpoints, near.place(address, prefix=int(bits) if bits else None))
 
-    def app(self, *, trusted: bool) -> Starlette:
+    def app(self, *, trusted: bool) -> ASGIApp:
         """Make the ASGI application of one listener.
 
         Args:
@@ -170,8 +174,7 @@ class DispatchService:
         more = [Mount(self._admin[0], self._admin[1])] if trusted and self._admin is not None else []
         app = Starlette(
             routes=[
-                Route("/v1/plan", self._plan_post, methods=["POST"]),
-                Route("/v1/plan", self._plan_get, methods=["GET"]),
+                Route(_PLAN, self._plan_get, methods=["GET", "POST"]),  # POST is answered in front of this
                 Route("/v1/devices", enrol, methods=["POST"]),
                 Route("/v1/admin/tokens", mint, methods=["POST"]),
                 Route("/v1/keys", self._keys, methods=["GET"]),
@@ -181,13 +184,13 @@ class DispatchService:
             exception_handlers={
                 errors.RequestRefused: _on_refused,
                 HTTPException: _on_http,
-                ClientDisconnect: _on_disconnect,
+                bodies.Gone: _on_gone,
                 Exception: _on_bug,
             },
         )
         # A redirect would name an address taken from the question's own Host header.
         app.router.redirect_slashes = False
-        return app
+        return self._plans_in_front(app)
 
     def close(self) -> None:
         """Let go of the files held open."""
@@ -196,17 +199,39 @@ class DispatchService:
 
     def stop_reading(self) -> None:
         """End the wait for bodies that are still coming, so that a stop is not held up by a slow peer."""
-        self._stopping = True
+        self._bodies.stop()
         self.doh.stop_reading()
-        for timeout in self._reading:
-            if not timeout.expired():
-                timeout.reschedule(0.0)
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    async def _plan_post(self, request: Request) -> Response:
-        body = await self._body(request, limits_platform.PLAN_REQUEST_BYTES_MAX)
-        return self._answer(_question(body), request)
+    def _plans_in_front(self, app: ASGIApp) -> ASGIApp:
+        """Answer questions for plans that come by POST, and let `app` answer the rest.
+
+        Routing and a framework's objects cost several times what it takes to find signed bytes that are there.
+        """
+
+        def both(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            plan = scope["type"] == "http" and scope["path"] == _PLAN and scope["method"] == "POST"
+            return (self._plan_post if plan else app)(scope, receive, send)
+
+        return both
+
+    async def _plan_post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await self._bodies.read(scope, receive, limits_platform.PLAN_REQUEST_BYTES_MAX)
+            client = scope.get("client")
+            text = self.answer(_question(body), address=client[0] if client else "")
+        except bodies.Gone:
+            return  # nobody waits for an answer
+        except errors.RequestRefused as error:
+            await _refusal(error)(scope, receive, send)
+            return
+        except Exception:
+            await _fault()(scope, receive, send)
+            raise  # the server logs it
+        headers = [_NO_STORE_RAW, (b"content-length", b"%d" % len(text)), _PLAN_TYPE]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
 
     async def _plan_get(self, request: Request) -> Response:
         if len(request.scope["query_string"]) > limits_platform.PLAN_REQUEST_BYTES_MAX:
@@ -217,7 +242,9 @@ class DispatchService:
         unknown = sorted(set(query) - {"app", "host"})
         if unknown or len(query.getlist("app")) != 1:
             raise errors.RequestRefused("bad-request", "expected ?app=APP&host=HOST, host as often as needed")
-        return self._answer(PlanRequest(app=query["app"], hosts=tuple(query.getlist("host"))), request)
+        question = PlanRequest(app=query["app"], hosts=tuple(query.getlist("host")))
+        text = self.answer(question, address=request.client.host if request.client else "")
+        return Response(text, media_type=_PLAN_MEDIA, headers=_NO_STORE)
 
     def answer(self, question: PlanRequest, *, address: str = "") -> bytes:
         """Give the body of the answer: the signed plan, and in a second line the user's signed home if asked for.
@@ -257,27 +284,21 @@ class DispatchService:
         except errors.RequestRefused as error:
             return error_reply(STATUS[error.code], f"{error.code}: {error}")
 
-    def _answer(self, question: PlanRequest, request: Request) -> Response:
-        text = self.answer(question, address=request.client.host if request.client else "")
-        return Response(text, media_type="application/jose", headers={"cache-control": "no-store"})
-
     # -- devices ------------------------------------------------------------------------------------------------------
 
     async def _enrol(self, request: Request) -> Response:
         wait_s = self._enrolments.take(peer_key(request), self._clock.monotonic())
         if wait_s > 0:
             raise errors.RequestRefused("rate-limited", "too many devices from this address", retry_after_s=wait_s)
-        body = await self._body(request, limits_platform.DISPATCH_SMALL_BODY_BYTES_MAX)
+        body = await self._bodies.read(request.scope, request.receive, limits_platform.DISPATCH_SMALL_BODY_BYTES_MAX)
         wanted = _decode(body, _enrol_decoder)
         planner.check_app(wanted.app, self._rules)
         return self._token(wanted.app, ids.new_id(self._rng), "", limits.TOKEN_LIFE_S)
 
     async def _mint(self, request: Request) -> Response:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        genuine = hmac.compare_digest(given.strip().encode("latin-1"), self._admin_key)
-        if scheme.lower() != "bearer" or not genuine:
+        if not bearer.proves(request.headers.get("authorization", "").encode("latin-1"), self._admin_key):
             raise errors.RequestRefused("unauthorized", "the admin API needs 'Authorization: Bearer ADMIN_KEY'")
-        body = await self._body(request, limits_platform.DISPATCH_SMALL_BODY_BYTES_MAX)
+        body = await self._bodies.read(request.scope, request.receive, limits_platform.DISPATCH_SMALL_BODY_BYTES_MAX)
         wanted = _decode(body, _token_decoder)
         planner.check_app(wanted.app, self._rules)
         for what, name in (("device", wanted.device), ("user", wanted.user)):
@@ -311,33 +332,6 @@ class DispatchService:
         shown = {"unit": rules.unit, "version": rules.version, "stale": source.stale, "rejects": source.rejects}
         return _json({"status": "ok", **shown})
 
-    async def _body(self, request: Request, size_max: int) -> bytes:
-        """Read the body within `size_max` and `limits_platform.REQUEST_BODY_TIMEOUT_S`.
-
-        Raises:
-            RequestRefused: `too-large`, `timeout` or `stopping`.
-        """
-        too_large = errors.RequestRefused("too-large", f"a body has at most {size_max} bytes here")
-        length = request.headers.get("content-length", "0")
-        if not (length.isascii() and length.isdigit()) or len(length) > 18 or int(length) > size_max:
-            raise too_large
-        body = bytearray()
-        timeout = asyncio.timeout(limits_platform.REQUEST_BODY_TIMEOUT_S)
-        try:
-            async with timeout:
-                self._reading.add(timeout)
-                async for chunk in request.stream():
-                    if len(body) + len(chunk) > size_max:
-                        raise too_large
-                    body += chunk
-        except TimeoutError:
-            if self._stopping:
-                raise errors.RequestRefused("stopping", "this server is stopping", retry_after_s=1.0) from None
-            raise errors.RequestRefused("timeout", "the body did not come in time") from None
-        finally:
-            self._reading.discard(timeout)
-        return bytes(body)
-
 
 def _question(body: bytes) -> PlanRequest:
     try:
@@ -347,17 +341,8 @@ def _question(body: bytes) -> PlanRequest:
 
 
 def peer_key(request: Request) -> str:
-    """Name the peer for rate bounds: its IPv4 address, or its IPv6 /64, which is what one line gets."""
-    host = request.client.host if request.client else ""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((address, 64), strict=False))
+    """Name the peer for rate bounds: what one line gets."""
+    return peers.line_of(request.client.host if request.client else "")
 
 
 def _load(key: SigningKey | KeyFile) -> SigningKey:
@@ -389,7 +374,7 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
         msgspec.json.encode(value),
         status_code=status,
         media_type="application/json",
-        headers={"cache-control": "no-store", **(headers or {})},
+        headers={**_NO_STORE, **(headers or {})},
     )
 
 
@@ -401,14 +386,22 @@ async def _refuse_plain(request: Request) -> Response:
     raise errors.RequestRefused("tls-required", "tokens are given out over TLS only; this port is plain HTTP")
 
 
-async def _on_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.RequestRefused)  # noqa: S101  Starlette picked the handler by type
+def _refusal(error: errors.RequestRefused) -> Response:
     headers = {}
     if error.code == "unauthorized":
         headers["www-authenticate"] = "Bearer"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     return _error(error.code, str(error), headers)
+
+
+def _fault() -> Response:
+    return _error("internal", "this request met a fault of the server; it is logged")
+
+
+async def _on_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.RequestRefused)  # noqa: S101  Starlette picked the handler by type
+    return _refusal(error)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -418,12 +411,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
     return _error("not-found", "no such path")
 
 
-async def _on_disconnect(request: Request, error: Exception) -> Response:
+async def _on_gone(request: Request, error: Exception) -> Response:
     return _error("bad-request", "the peer went away")  # nobody reads it
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    return _error("internal", "this request met a fault of the server; it is logged")
+    return _fault()
 
 
 def _check_tls(tls: TlsFiles) -> None:

@@ -128,10 +128,10 @@ class PlanSigner:
         planner.check_app(request.app, rules)
         hosts = planner.hosts_of(request)
         near = self.nearest(rules)
-        place = near.place(address, device=request.device, role=request.role)
+        group = near.group(address, device=request.device, role=request.role)
         signing = self.key_for(request.kids)
         key: _Key = (
-            request.app, rules.version, self.standing.revision, self.measures.revision, signing.kid, hosts, place.group,
+            request.app, rules.version, self.standing.revision, self.measures.revision, signing.kid, hosts, group,
         )  # fmt: skip
         entry = self._entries.get(key)
         if entry is not None and not entry.plan.issued_at <= wall < entry.until:
@@ -139,7 +139,10 @@ class PlanSigner:
             entry = None
         if entry is not None:
             self._entries.move_to_end(key)
+            if not request.held:
+                return entry.text
         else:
+            place = near.place(address, device=request.device, role=request.role)
             plan = planner.plan_for(request, rules, wall, near=near, place=place, standing=self.standing)
             plan = msgspec.structs.replace(plan, keys=self._announced)
             plan = msgspec.structs.replace(plan, digest=wire_plan.content_digest(plan))
@@ -148,9 +151,7 @@ class PlanSigner:
             self._entries[key] = entry
             self.bytes_held += entry.size
             self._remember(plan)
-        before = entry.size
-        answer = self._shortest(request, hosts, entry, signing)
-        self.bytes_held += entry.size - before
+        answer = self._shortest(request, hosts, entry, signing) if request.held else entry.text
         while len(self._entries) > self._entries_max or self.bytes_held > self._bytes_max:
             self._forget(next(iter(self._entries)))
         return answer
@@ -163,7 +164,10 @@ class PlanSigner:
 
     def key_for(self, kids: tuple[str, ...]) -> SigningKey:
         """Give the key to sign with for a client that trusts these; the first where it names none that is here."""
-        return next((each for each in self._signing if each.kid in kids), self._signing[0])
+        for each in self._signing:
+            if each.kid in kids:
+                return each
+        return self._signing[0]
 
     def nearest(self, rules: RuleSet) -> Nearest:
         """Give places and orders under these rules; made once for each rule set and revision of the measures."""
@@ -177,8 +181,6 @@ class PlanSigner:
 
     def _shortest(self, request: PlanRequest, hosts: tuple[str, ...], entry: _Entry, signing: SigningKey) -> bytes:
         plan = entry.plan
-        if not request.held:
-            return entry.text
         if request.held == plan.digest:
             if not entry.unchanged:
                 answer = Unchanged(
@@ -190,6 +192,7 @@ class PlanSigner:
                     asked=wire_plan.question_digest(plan.app, hosts),
                 )
                 entry.unchanged = wire_plan.sign_unchanged(answer, key=signing.key, kid=signing.kid).encode("ascii")
+                self.bytes_held += len(entry.unchanged)
             return entry.unchanged
         held = self._history.get(request.held) if request.changes else None
         if held is None:
@@ -199,8 +202,9 @@ class PlanSigner:
             changed = wire_plan.changes(held, request.held, plan)
             text = wire_plan.sign(changed, key=signing.key, kid=signing.kid).encode("ascii")
             if len(entry.changes) >= _CHANGES_KEPT:
-                del entry.changes[next(iter(entry.changes))]
+                self.bytes_held -= len(entry.changes.pop(next(iter(entry.changes))))
             entry.changes[request.held] = text
+            self.bytes_held += len(text)
         return min(text, entry.text, key=len)
 
     def _remember(self, plan: wire_plan.Plan) -> None:

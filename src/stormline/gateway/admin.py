@@ -10,7 +10,6 @@
 Errors are always `{"error": {"code", "message"}}`, `code` one lower-case word with dashes; 503 carries `Retry-After`.
 """
 
-import asyncio
 import base64
 import binascii
 import hmac
@@ -340,23 +339,18 @@ class _BoundedBody:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._bodies = bodies.Reader(limits_platform.ADMIN_BODY_TIMEOUT_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal: JSONResponse | None = None
-        body = b""
         try:
-            async with asyncio.timeout(limits_platform.ADMIN_BODY_TIMEOUT_S):
-                body = await bodies.read_whole(receive, limits_platform.ADMIN_BODY_BYTES_MAX)
+            body = await self._bodies.read(scope, receive, limits_platform.ADMIN_BODY_BYTES_MAX)
         except bodies.Gone:
             return
-        except bodies.TooLarge:
-            refusal = _error("too-large", f"a request has at most {limits_platform.ADMIN_BODY_BYTES_MAX} bytes")
-        except TimeoutError:
-            refusal = _error("timeout", "the request did not come whole in time")
-        if refusal is not None:
+        except RequestRefused as error:
+            refusal = _error(error.code, str(error))
             refusal.headers["connection"] = "close"  # the rest is not worth reading
             await refusal(scope, receive, send)
             return

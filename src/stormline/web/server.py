@@ -6,14 +6,15 @@ We bind the socket ourselves: a busy port is one clear error before anything sta
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stormline.core import errors
 from stormline.core import limits_platform as limits
@@ -40,6 +41,39 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Joined:
+    """The transport as the answer to one request sees it: a piece waits for the one that follows in the same turn of
+    the loop, so that head and body leave in one system call, one segment and one TLS record.
+    """
+
+    __slots__ = ("_held", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held + data)
+        elif data:
+            self._held = data
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        held, self._held = self._held, b""
+        if held and not self._transport.is_closing():  # the peer may have gone meanwhile
+            self._transport.write(held)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+
 class _Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 with the bounds it lacks: the size of a request's head, and an absolute time for it.
 
@@ -47,7 +81,9 @@ class _Protocol(HttpToolsProtocol):
     bytes that dribble in. Between requests uvicorn's own keep-alive time-out rules.
     """
 
+    _read_bytes = 0
     _head_bytes = 0
+    _head_due = math.inf
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -55,41 +91,55 @@ class _Protocol(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_done()
+        self._head_due = math.inf
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is not None:
-            # Counted in whole reads: at most one read (64 KiB) more than the bound is ever held.
-            self._head_bytes += len(data)
+        self._read_bytes = len(data)
+        if self._head_due < math.inf:
+            # Counted in whole reads: at most one read more than the bound is ever held.
+            self._head_bytes += self._read_bytes
         super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > limits.REQUEST_HEAD_BYTES_MAX:
+        if self._head_due < math.inf and self._head_bytes > limits.REQUEST_HEAD_BYTES_MAX:
             self._refuse(_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._head_timer is None:
+        if self._head_due == math.inf:
             self._expect_head()
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        self._head_done()
-        if size > limits.REQUEST_HEAD_BYTES_MAX:
-            self._refuse(_LARGE)
-            raise ValueError("request head too large")
+        self._head_due = math.inf
+        if self._head_bytes or self._read_bytes > limits.REQUEST_HEAD_BYTES_MAX:  # else it came whole in a small read
+            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            if size > limits.REQUEST_HEAD_BYTES_MAX:
+                self._refuse(_LARGE)
+                raise ValueError("request head too large")
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.transport = cast("asyncio.Transport", _Joined(self.transport, self.loop))
+        super()._start_asgi_task(cycle, app)
 
     def _expect_head(self) -> None:
         self._head_bytes = 0
-        self._head_timer = self.loop.call_later(limits.REQUEST_HEAD_TIMEOUT_S, self._refuse, _LATE)
+        self._head_due = self.loop.time() + limits.REQUEST_HEAD_TIMEOUT_S
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_at(self._head_due, self._look_at_head)
 
-    def _head_done(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _look_at_head(self) -> None:
+        """Refuse a head that is late; a timer that is moved along costs less than one for each request."""
+        self._head_timer = None
+        if self._head_due <= self.loop.time():
+            self._refuse(_LATE)
+        elif self._head_due < math.inf:
+            self._head_timer = self.loop.call_at(self._head_due, self._look_at_head)
 
     def _refuse(self, answer: bytes) -> None:
-        self._head_done()
+        self._head_due = math.inf
         if not self.transport.is_closing():
             self.transport.write(answer)
             self.transport.close()
@@ -120,6 +170,7 @@ def _config(app: Any, tls: TlsFiles | None, what: str) -> uvicorn.Config:
         ssl_certfile=str(tls.certificate) if tls else None,
         ssl_keyfile=str(tls.key) if tls else None,
         http=_Protocol,
+        interface="asgi3",
         ws="none",
         lifespan="off",
         proxy_headers=False,
