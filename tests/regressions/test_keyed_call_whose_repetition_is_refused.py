@@ -34,7 +34,7 @@ async def test_refusal_of_a_repetition_keeps_that_the_first_may_be_delivered(mon
         raise outcomes.pop(0)
 
     monkeypatch.setattr(Channel, "_call_once", next_outcome)
-    runtime = SimpleNamespace(trace=trace, config=SimpleNamespace(deadline_s=5.0))
+    runtime = SimpleNamespace(trace=trace, config=SimpleNamespace(deadline_s=5.0), scheduling=None)
     channel = Channel(runtime, SimpleNamespace(stopped=False, pause_s=lambda: 0.0))
     with pytest.raises(CallError) as caught:
         await channel.call("orders.create", idempotency_key="k1")
