@@ -25,11 +25,11 @@ REQUEST = HttpRequest("GET", "https", HOST, 443, b"/x", (), None)
 CLEAR = ClearHttp(keys={"k": VerifyKey("hmac-sha256", b"0123456789abcdef")})
 seconds = st.floats(0.1, 600.0)
 names = st.sampled_from(["", *presets.PRESETS, "swift"])
-tries = st.dictionaries(st.sampled_from([*presets.TRIES, "relay"]), st.integers(0, 100), max_size=4)
+tries = st.dictionaries(st.sampled_from([*presets.TRIES, "pigeon"]), st.integers(0, 100), max_size=4)
 policies = st.builds(
     Policy,
     preset=names,
-    order=st.lists(st.sampled_from([*(each.value for each in Means), "relay"]), max_size=4).map(tuple),
+    order=st.lists(st.sampled_from([*(each.value for each in Means), "pigeon"]), max_size=4).map(tuple),
     tries=tries,
     connect_timeout_s=st.none() | seconds,
     read_timeout_s=st.none() | seconds,

@@ -84,12 +84,12 @@ def test_unknown_names_are_left_out_with_one_line_for_each(caplog):
     caplog.set_level(logging.WARNING)
     commands = Commands()
     for number in range(3):
-        policy = Policy(preset="swift", order=("relay", "direct"), tries={"relay": 1}, disabled=("warp", "h2"))
+        policy = Policy(preset="swift", order=("pigeon", "direct"), tries={"pigeon": 1}, disabled=("warp", "h2"))
         found = commands.find(HostPlan(policy=policy, deadline_s=1.0 + number), request(), "")
         assert (found.preset, found.order, found.off) == (None, (Means.DIRECT,), {"h2"})
     commands.read(Plan(app="demo", version=1, issued_at=0, expires_at=1, disabled=("warp", "weft", "h3")))
     assert [message.partition("'")[2].partition("'")[0] for message in caplog.messages] == [
-        "warp", "relay", "swift", "weft",
+        "warp", "pigeon", "swift", "weft",
     ]  # fmt: skip
     for number in range(100):
         commands.read(Plan(app="demo", version=1, issued_at=0, expires_at=1, disabled=(f"n{number}",)))

@@ -90,7 +90,7 @@ class TestPlan:
             ({"methods": ("GE T",)}, "methods"),
             ({"plan": "fast"}, "login, key, ordinary"),
             ({"plan": 5}, "login, key, ordinary"),
-            ({"tries": {"relay": 1}}, "relay"),
+            ({"tries": {"pigeon": 1}}, "pigeon"),
             ({"tries": {"original": 4}}, "original"),
             ({"tries": {"direct": True}}, "direct"),
             ({"tries": {"attempts": 0}}, "attempts"),

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
@@ -235,3 +237,36 @@ def test_reader_extensions_or_trailers_without_end_are_a_violation(endless):
         reader.receive_data(b"x" * 4096)
     with pytest.raises(errors.ProtocolViolation):
         reader.receive_data(b"x" * 8192)
+
+
+_names = st.sampled_from([b"A", b"content-length", b"Content-Length", b"Connection", b"Transfer-Encoding", b"a b", b""])
+_values = st.sampled_from([b"", b"2", b"2 ", b"chunked", b"close", b"a\tb", b"x: y", b"\xff", b"\x00", b"\n", b"a\r"])
+_lines = st.builds(
+    b"%b%b%b%b".__mod__,
+    st.tuples(_names, st.sampled_from([b": ", b":", b":  ", b" : ", b""]), _values, st.sampled_from([b"\r\n", b"\n"])),
+)
+_starts = st.sampled_from(
+    [OK, b"HTTP/1.1 404 \r\n", b"HTTP/1.1 204\r\n", b"HTTP/1.0 200 OK\r\n", b"HTTP/1.1 100 C\r\n\r\n" + OK]
+)
+
+
+def _outcome(pieces, *, is_head):
+    reader = ResponseReader(is_head=is_head)
+    try:
+        for piece in pieces:
+            reader.receive_data(piece)
+    except errors.ProtocolViolation:
+        return None
+    told = reader.status, reader.reason, reader.http_version, reader.headers
+    return told, reader.complete, reader.keep_alive, reader.take_body()
+
+
+@given(
+    start=_starts, lines=st.lists(_lines, max_size=4), rest=st.sampled_from([b"", b"ab", b"abc"]), is_head=st.booleans()
+)
+@example(start=OK, lines=[b"A: b\r\n", b"Content-Length: 2\r\n"], rest=b"ab", is_head=False)
+@example(start=OK, lines=[b"A: b \r\n"], rest=b"", is_head=True)
+def test_reader_outcome_is_the_same_however_the_bytes_are_cut(start, lines, rest, is_head):
+    data = start + b"".join(lines) + b"\r\n" + rest
+    whole = _outcome([data], is_head=is_head)
+    assert whole == _outcome([data[at : at + 1] for at in range(len(data))], is_head=is_head)

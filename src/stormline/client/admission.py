@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
+from stormline.net.clock import time_of
 from stormline.policy import admission as policy
 from stormline.policy.admission import Gate, Ticket, Verdict
 from stormline.policy.shape import Pattern, RequestShape
@@ -64,6 +65,7 @@ class Admission:
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._loop = asyncio.get_running_loop()
+        self._time = time_of(self._loop)
         self._enabled = enabled
         self.policy = policy.Admission()
 
@@ -89,7 +91,7 @@ class Admission:
             DeadlineExceeded: the deadline came first; `phase` is QUEUED.
         """
         gate = self.policy.gate(guest.shape.host)
-        now = self._loop.time()
+        now = self._time()
         if not guest.came_at:
             guest.came_at = now
         ticket = self.policy.queue(gate, guest.urgency, now, since=guest.came_at, by=guest.ends_at)
@@ -108,7 +110,7 @@ class Admission:
                 await granted
         except BaseException as error:
             if ticket.granted:  # in this very moment
-                self._tell(self.policy.leave(gate, self._loop.time(), ticket.urgency))
+                self._tell(self.policy.leave(gate, self._time(), ticket.urgency))
             else:
                 self.policy.drop(gate, ticket)
             if isinstance(error, TimeoutError) and timeout.expired():
@@ -143,7 +145,7 @@ class Admission:
     def _admit(self, guest: Guest, gate: Gate) -> None:
         guest.gate = gate
         guest.level = gate.in_flight
-        guest.admitted_at = self._loop.time()
+        guest.admitted_at = self._time()
         guest.judged = False
         if not guest.came_at:
             guest.came_at = guest.admitted_at
@@ -159,7 +161,7 @@ class Admission:
         if gate is None:
             return
         guest.gate = None
-        now = self._loop.time()
+        now = self._time()
         if good and not guest.judged:
             gate.observe(guest.level, Verdict.GOOD, guest.admitted_at, now)
         called = self.policy.leave(gate, now, guest.urgency)
@@ -185,7 +187,7 @@ class Admission:
     def _judge(self, guest: Guest, verdict: Verdict) -> None:
         if guest.gate is not None and not guest.judged:
             guest.judged = True
-            guest.gate.observe(guest.level, verdict, guest.admitted_at, self._loop.time())
+            guest.gate.observe(guest.level, verdict, guest.admitted_at, self._time())
 
     # -- lanes beside ---------------------------------------------------------------------------------------------
     def beside(self, guest: Guest, task: "asyncio.Task[Any]") -> None:
@@ -194,7 +196,7 @@ class Admission:
         if gate is not None:
             gate.in_flight += 1
             # Not in the task: one that is cancelled before its first step does nothing at all.
-            task.add_done_callback(lambda _: self._tell(self.policy.leave(gate, self._loop.time())))
+            task.add_done_callback(lambda _: self._tell(self.policy.leave(gate, self._time())))
 
     # -- what is measured -----------------------------------------------------------------------------------------
     def learn(self, guest: Guest, weak: bool, bytes_per_s: float | None, rtt_s: float | None) -> None:
@@ -203,12 +205,12 @@ class Admission:
             return
         if guest.first_byte_s is not None and guest.shape.pattern not in _HELD:
             shape = guest.shape
-            self.policy.latency(shape.host, shape.path_class, guest.level, guest.first_byte_s, self._loop.time())
-        self._tell(self.policy.link(weak=weak, bytes_per_s=bytes_per_s, rtt_s=rtt_s, now=self._loop.time()))
+            self.policy.latency(shape.host, shape.path_class, guest.level, guest.first_byte_s, self._time())
+        self._tell(self.policy.link(weak=weak, bytes_per_s=bytes_per_s, rtt_s=rtt_s, now=self._time()))
 
     def network_changed(self) -> None:
         """What is known of the link is another link's."""
-        self._tell(self.policy.link(weak=False, bytes_per_s=None, rtt_s=None, now=self._loop.time()))
+        self._tell(self.policy.link(weak=False, bytes_per_s=None, rtt_s=None, now=self._time()))
 
     def _tell(self, called: list[Ticket]) -> None:
         for ticket in called:

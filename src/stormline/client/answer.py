@@ -170,10 +170,12 @@ class Answer:
         self.http_version = http_version
         self.headers = headers
         self._reader_decodes = False
-        framed = http_version == "HTTP/2" or isinstance(source, LongBody)
         values = codings_of(headers)
         self.coded: Final = bool(values)
-        self.verifier: Final = verifier_for(trace.record.method, status, headers, values, framed=framed)
+        self.verifier: Verifier | None = None
+        if values:
+            framed = http_version == "HTTP/2" or isinstance(source, LongBody)
+            self.verifier = verifier_for(trace.record.method, status, headers, values, framed=framed)
 
     async def read(self) -> bytes:
         """Give the next piece of the body as it came, `b""` at its end; it ends only where it is whole.

@@ -11,20 +11,21 @@ from stormline.client import recourse
 from stormline.client.admission import Admission
 from stormline.client.answer import Answer, RequestBody
 from stormline.client.config import Config
-from stormline.client.following import FollowedBody, MemoryBody
+from stormline.client.following import FollowedBody
 from stormline.client.lanes import CallLimits, Failed, Lane, Reply, Run
 from stormline.client.longcall import LONG_TLS, ask_long
 from stormline.client.looks import FirstLooks
 from stormline.client.network import NetworkState
 from stormline.client.parking import Parking
 from stormline.client.paths import Paths, switch
-from stormline.client.patterns import answer_pattern, content_length
+from stormline.client.patterns import answer_pattern
 from stormline.client.trace import CallTrace
 from stormline.client.watching import BodyWatch, StreamWatch
 from stormline.core import errors, limits
 from stormline.core.clock import Rng
 from stormline.core.phase import Phase
 from stormline.core.values import Address
+from stormline.net.clock import time_of
 from stormline.net.stream import Stream
 from stormline.outbound.dial import OpenTcp
 from stormline.outbound.held import Held
@@ -43,6 +44,7 @@ from stormline.policy.stall import Action
 if TYPE_CHECKING:
     # What needs a platform is imported with one (`runtime`); here it is only named.
     from stormline.client.longline import LongLine
+    from stormline.client.relaying import Relaying
     from stormline.client.rules import ClearHttp
     from stormline.client.scheduling import Scheduling
     from stormline.wire.plan import Endpoint
@@ -57,6 +59,7 @@ class Executor:
 
     Attributes:
         admission: who may go.
+        relaying: asks through relays; None: no platform names any.
         hedges: attempts may be made beside one that only looks dead.
 
     Args:
@@ -113,9 +116,11 @@ class Executor:
         self._parking = parking
         self._hedged = hedged
         self.hedges = True
+        self.relaying: Relaying | None = None
         self._knocking: dict[Address, asyncio.Task[None]] = {}
         self.admission = Admission(enabled=config.admission)
         self._loop = asyncio.get_running_loop()
+        self._time = time_of(self._loop)
         self._looks = FirstLooks(self._look)
 
     async def execute(
@@ -229,7 +234,7 @@ class Executor:
                 pause_s = self._asks_for_patience(run, reply)
                 if pause_s is None:
                     return reply
-                kept = await _keep(reply)
+                kept = await recourse.keep(reply)
                 if kept is None:
                     return reply
                 run.trace.attempt_refused(reply.status)
@@ -311,7 +316,8 @@ class Executor:
         A read, or a write with a key, that a busy or broken server could not serve is asked again (RFC 9110 sections
         15.6.3 to 15.6.5, RFC 6585 section 4).
         """
-        self.admission.answered(run, reply.status)
+        if reply.status >= 400:
+            self.admission.answered(run, reply.status)
         if reply.status not in self._config.retry_statuses:
             return None
         host = run.request.host
@@ -380,7 +386,7 @@ class Executor:
             lane.note(f"{held.peer} does not answer another request either")
             lane.given_up = True
             self._leave(lane, may_open=may_open)
-        elif may_open and run.limits.preset.hedge and recourse.is_late(lane, steering, self._loop.time()):
+        elif may_open and run.limits.preset.hedge and recourse.is_late(lane, steering, self._time()):
             lane.hedged = True
             lane.note(f"{held.peer} is later than most; a second request beside it")
             self._open_beside(lane, hedge=True)
@@ -403,7 +409,7 @@ class Executor:
             self._network.met(run.request.host, None)
         # A connection that brought something meanwhile says nothing of the path, and must not make us more patient.
         dark = held.heard_at <= lane.asked_at
-        waited_s = self._loop.time() - lane.asked_at if dark else None
+        waited_s = self._time() - lane.asked_at if dark else None
         lane.path.steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
         if held.peer is not None:
             run.left.add(held.peer)
@@ -442,7 +448,7 @@ class Executor:
         """
         run = lane.run
         if not hedge:
-            lane.fresh_at = self._loop.time()
+            lane.fresh_at = self._time()
             if self._h1:
                 recourse.find_blocked(lane, lane.path.steering)
         if run.gate is not None and not run.gate.may_beside:
@@ -498,8 +504,8 @@ class Executor:
         )
         run.asked_at = None
         run.answering = reply.held
-        run.bytes_down = _length(reply.headers)
-        began = self._loop.time()
+        run.bytes_down = recourse.length_of(reply.headers)
+        began = self._time()
         watch: StreamWatch | BodyWatch | None = None
         if streams:
             source.patience(known.stream_timeout_s if known.stream_timeout_s is not None else math.inf)
@@ -512,7 +518,7 @@ class Executor:
             if watch is not None:
                 watch.end()
             if whole and not streams:
-                self._learn(run, reply, body_s=self._loop.time() - began, answer_bytes=size)
+                self._learn(run, reply, body_s=self._time() - began, answer_bytes=size)
 
         def moved(size: int, seconds: float) -> None:
             run.path.steering.moved(size, seconds, run.request.host)
@@ -547,7 +553,7 @@ class Executor:
         run.trace.attempt_failed(error)
         if isinstance(error, errors.DeadlineExceeded) and run.answering is not None and run.answering.peer is not None:
             run.left.add(run.answering.peer)  # its connection may still stand, and would be taken
-        run.ends_at = self._loop.time() + run.limits.deadline_s
+        run.ends_at = self._time() + run.limits.deadline_s
         run.over = False
         request = run.request
         run.request = request._replace(headers=(*request.headers, *fields))
@@ -617,8 +623,10 @@ class Executor:
         """Lay out the steps of a call."""
         request = run.request
         preset, run.off = run.limits.preset, disabled
-        if self._plain and preset is ORDINARY and not endpoints and run.limits.clear is None:
-            method, has_key = request.method.upper(), _has_key(request)
+        method = request.method.upper()
+        has_key = method not in SAFE_METHODS and _has_key(request)  # of a read nobody asks
+        relays = () if self.relaying is None else self.relaying.steps(run)
+        if self._plain and preset is ORDINARY and not (endpoints or relays) and run.limits.clear is None:
             return means.by_name(disabled=disabled, method=method, has_key=has_key, resends=run.limits.resends)
         if preset.tls_only and request.scheme != "https":
             raise errors.LocalProtocolError(f"{request.host}: the plan {preset.name!r} asks over TLS only")
@@ -630,11 +638,12 @@ class Executor:
             long_last=longline is not None and longline.paused,
             origins=() if proxied else recourse.origins(endpoints, request),  # a proxy finds the origin by its name
             disabled=disabled,
-            method=request.method.upper(),
-            has_key=_has_key(request),
+            method=method,
+            has_key=has_key,
             resends=run.limits.resends,
             preset=preset,
             backup=recourse.backups(addresses, request) if addresses else (),
+            relays=relays,
             clear=recourse.clear_step(run, addresses) if run.limits.clear is not None else None,
             order=run.limits.order,
         )
@@ -642,6 +651,8 @@ class Executor:
     def _try(self, lane: Lane) -> Coroutine[None, None, Reply]:
         if lane.step.means is Means.LONG and self._longline is not None:
             return ask_long(self._longline, lane.run, self._left)
+        if lane.step.means is Means.RELAY and self.relaying is not None:
+            return self.relaying.ask(lane)
         if lane.run.limits.clear is None or (consent := recourse.goes_in_clear(lane)) is None:
             return self._try_direct(lane, lane.run.request)
         return self._try_in_clear(lane, consent)
@@ -654,32 +665,33 @@ class Executor:
             raise self._judged(lane, error) from error
 
     async def _try_direct(self, lane: Lane, request: HttpRequest) -> Reply:
-        run, step = lane.run, lane.step
+        run, step, path = lane.run, lane.step, lane.path
+        known = run.limits
         as_new = step.means is Means.ORIGINAL
         if run.body.whole is None:
             request = request._replace(body=run.body.chunks())
         try:
-            response = await lane.path.pool.request(
-                forwarded(request, self._proxies),
+            response = await path.pool.request(
+                forwarded(request, self._proxies) if self._proxies.proxies else request,
                 deadline_s=run.remaining(),
                 body_deadline_s=limits.CALL_DEADLINE_MAX_S,
-                connect_timeout_s=run.limits.connect_timeout_s,
-                read_timeout_s=run.limits.read_timeout_s if run.limits.read_timeout_s is not None else math.inf,
+                connect_timeout_s=known.connect_timeout_s,
+                read_timeout_s=math.inf if known.read_timeout_s is None else known.read_timeout_s,
                 addresses=step.addresses or None,
                 server_name=step.server_name or None,
                 newer_than=lane.begun_at if as_new else lane.newer_than,
-                left=() if as_new or lane.path is not run.path else run.left and run.path.steering.left_of(run),
+                left=() if as_new or path is not run.path else run.left and path.steering.left_of(run),
                 h1=run.blocked and request.scheme == "https",
                 follower=lane,
             )
         except errors.TransportError as error:
             raise self._judged(lane, error) from error
-        carrier = _H2 if response.http_version == "HTTP/2" else _H1
-        lane.path.steering.sensing.heard(self._loop.time())
+        now = self._time()
+        path.steering.sensing.heard(now)
         if self._paths.dark:
             self._paths.answered(lane)
         if lane.asked_at is not None:
-            run.first_byte_s = self._loop.time() - lane.asked_at
+            run.first_byte_s = now - lane.asked_at
         return Reply(
             response.status,
             response.reason,
@@ -687,9 +699,10 @@ class Executor:
             tuple(response.headers),
             response.source,
             lane.held,
-            carrier,
+            _H2 if response.http_version == "HTTP/2" else _H1,
             response.reused,
-            path=lane.path,
+            False,
+            path,
         )
 
     def _learn(self, run: Run, reply: Reply, *, body_s: float, answer_bytes: int | None) -> None:
@@ -704,7 +717,7 @@ class Executor:
             peer,
             first_byte_s=run.first_byte_s,
             body_s=body_s,
-            answer_bytes=max(0, _length(reply.headers)) if answer_bytes is None else answer_bytes,
+            answer_bytes=max(0, recourse.length_of(reply.headers)) if answer_bytes is None else answer_bytes,
             server_timing=field_value(reply.headers, b"server-timing"),
             protocol=reply.carrier,
             tls_port=run.request.port if run.request.scheme == "https" else 0,
@@ -725,7 +738,7 @@ class Executor:
             held.shun_session()
         if held is not None and not reused and not untouched:
             timed_out = isinstance(error, errors.DeadlineExceeded) and lane.asked_at is not None
-            waited_s = self._loop.time() - lane.asked_at if timed_out and lane.asked_at is not None else None
+            waited_s = self._time() - lane.asked_at if timed_out and lane.asked_at is not None else None
             lane.path.steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
             if held.peer is not None:
                 run.left.add(held.peer)
@@ -736,9 +749,7 @@ class Executor:
 
 
 def _has_key(request: HttpRequest) -> bool:
-    """Say whether a write may be repeated; of a read nobody asks."""
-    if request.method in SAFE_METHODS:
-        return False
+    """Say whether a write may be repeated."""
     return field_value(request.headers, b"idempotency-key") is not None
 
 
@@ -760,33 +771,11 @@ def _spoken(held: Held) -> str:
 def _tell(trace: CallTrace, reply: Reply) -> None:
     """Tell the trace whose answer it is."""
     if reply.held is not None:
-        trace.connected(str(reply.held.peer), reply.carrier, reused=reply.reused)
+        trace.connected(_shown(reply.held.peer), reply.carrier, reused=reply.reused)
     trace.answered(reply.status)
 
 
-def _length(headers: Headers) -> int:
-    """Give the length an answer announces, -1 where it does not."""
-    value = field_value(headers, b"content-length")
-    size = None if value is None else content_length(value)
-    return -1 if size is None else size
-
-
-async def _keep(reply: Reply) -> Reply | None:
-    """Take the body of an answer into memory, so that its connection is free; None where it is too large for that."""
-    if not reply.source.complete and _length(reply.headers) > limits.RETRY_KEPT_BYTES:
-        return None
-    pieces: list[bytes] = []
-    size = 0
-    try:
-        while piece := await reply.source.read():
-            pieces.append(piece)
-            size += len(piece)
-            if size > limits.RETRY_KEPT_BYTES:
-                await reply.source.aclose()
-                break
-    except errors.TransportError:
-        pieces.clear()
-    return reply._replace(source=MemoryBody(b"".join(pieces)))
+_shown: Final = functools.lru_cache(limits.POOL_PLACES_REMEMBERED)(str)
 
 
 def _beside_failed(lane: Lane, silent: Lane, error: BaseException) -> None:

@@ -102,12 +102,12 @@ class Flavour:
         self._async_body = AsyncBody
         self._sync_body = SyncBody
         self._decoded = _decoded_response(self)
-        self._plain = _plain_response(module)
+        self._plain = _plain_response(module, AsyncBody)
 
     def response(self, answer: Answer, request: Any, wait: Wait | None = None) -> Any:
         """Make the caller's response; its body is asynchronous where `wait` is None."""
         body = self._async_body(answer, request) if wait is None else self._sync_body(answer, request, wait)
-        extensions = {"http_version": answer.http_version.encode("ascii"), "stormline": answer.trace}
+        extensions: dict[str, Any] = {"http_version": answer.http_version.encode("ascii"), "stormline": answer.trace}
         if answer.trace.untrusted:
             extensions["stormline.untrusted"] = True
         if answer.reason:
@@ -171,14 +171,34 @@ class _Resize:
         return [bytes(self._held)] if self._held else []
 
 
-def _plain_response(module: Any) -> Any:
+def _plain_response(module: Any, async_body: type) -> Any:
     """Make the module's response with a body that has no content coding: as it comes is as it is.
 
-    The module would take each piece through a decoder that decodes nothing and a cutter that cuts nothing.
+    The module would take each piece through a decoder that decodes nothing and a cutter that cuts nothing, and a body
+    that is read whole through three generators, one in the other.
     """
+
+    client_module = f"{module.__name__}._client"
 
     class Response(module.Response):  # type: ignore[misc]
         __slots__ = ()
+
+        async def aread(self) -> bytes:
+            this: Any = self  # so that it may be given what is the module's
+            stream = this.stream
+            fresh = not (hasattr(this, "_content") or this.is_stream_consumed or this.is_closed)
+            if not fresh or not isinstance(stream, module.AsyncByteStream):
+                return await super().aread()  # type: ignore[no-any-return]
+            this.is_stream_consumed = True
+            # The client has put our body into a stream of its own, which hands it on through one more generator.
+            inner: Any = getattr(stream, "_stream", None)
+            ours = type(inner) is async_body and type(stream).__module__ == client_module
+            try:
+                content = b"".join([piece async for piece in (inner if ours else stream)])
+            finally:
+                await self.aclose()
+            this._num_bytes_downloaded, this._content = len(content), content
+            return content
 
         def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
             if chunk_size is not None or self.is_stream_consumed or self.is_closed:

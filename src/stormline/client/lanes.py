@@ -13,6 +13,7 @@ from stormline.client.answer import RequestBody
 from stormline.client.trace import CallTrace
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
+from stormline.net.clock import time_of
 from stormline.outbound.messages import BodySource, Headers, HttpRequest
 from stormline.policy.means import Ladder, Means, Step
 from stormline.policy.presets import ORDINARY, Preset
@@ -132,6 +133,7 @@ class Run:
 
     Attributes:
         loop: the event loop it runs on.
+        time: its clock.
         shape: what the request looks like.
         left: addresses that were tried for this call in vain.
         off: what is switched off for it.
@@ -155,19 +157,20 @@ class Run:
     __slots__ = ("_interrupted", "_moved", "_task", "_waiter", "_won", "admitted_at", "answering",
                  "asked_at", "blocked", "body", "bytes_down", "came_at", "detours", "ends_at", "first_byte_s",
                  "gate", "judged", "key", "ladder", "left", "level", "limits", "loop", "off", "others", "over",
-                 "park_until", "path", "queued", "request", "shape", "trace", "urgency")  # fmt: skip
+                 "park_until", "path", "queued", "request", "shape", "time", "trace", "urgency")  # fmt: skip
     ladder: Ladder
     path: "Path"
 
     def __init__(
         self, request: HttpRequest, body: RequestBody, shape: RequestShape, call_limits: CallLimits, trace: CallTrace
     ) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.loop = loop = asyncio.get_running_loop()
+        self.time = time = time_of(loop)
         self.request = request
         self.body = body
         self.limits = call_limits
         self.trace = trace
-        self.ends_at = self.loop.time() + call_limits.deadline_s
+        self.ends_at = time() + call_limits.deadline_s
         self.shape = shape
         self.left: set[Address] = set()
         self.off: Collection[str] = ()
@@ -226,7 +229,7 @@ class Run:
 
     def remaining(self) -> float:
         """Seconds until the deadline."""
-        return self.ends_at - self.loop.time()
+        return self.ends_at - self.time()
 
     # -- lanes --------------------------------------------------------------------------------------------------------
     async def first(self, lane: Awaitable[Reply]) -> Reply:
@@ -236,7 +239,7 @@ class Run:
             Failed: it failed, and so did all beside it.
             asyncio.CancelledError: the caller was cancelled.
         """
-        task = asyncio.current_task()
+        task = asyncio.current_task(self.loop)
         if task is None:
             raise errors.LocalProtocolError("a call needs a task to run in")
         before = task.cancelling()
@@ -354,13 +357,13 @@ class Lane:
         newer_than: it takes no connection that has brought nothing since this moment of the loop's time.
     """
 
-    __slots__ = ("_loop", "_quiet", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up", "hedged",
+    __slots__ = ("_quiet", "_time", "_trace", "asked_at", "begun_at", "dialled", "fresh_at", "given_up", "hedged",
                  "held", "looks", "newer_than", "path", "phase", "run", "step", "timer", "watched")  # fmt: skip
 
     def __init__(
         self, run: Run, step: Step, looks: "FirstLooks[Lane]", *, quiet: bool, path: "Path | None" = None
     ) -> None:
-        self._loop = run.loop
+        self._time = run.time
         self._trace = run.trace
         self._quiet = quiet
         self.looks = looks
@@ -368,7 +371,7 @@ class Lane:
         self.watched: dict[Lane, None] | None = None
         self.run = run
         self.step = step
-        self.begun_at = self._loop.time()
+        self.begun_at = self._time()
         self.phase = Phase.QUEUED
         self.held: Held | None = None
         self.asked_at: float | None = None
@@ -381,7 +384,7 @@ class Lane:
         """A stage begins. Of lanes side by side only the first is the call's timeline."""
         self.phase = stage
         if stage is Phase.FIRST_BYTE:
-            self.asked_at = self.run.asked_at = self._loop.time()
+            self.asked_at = self.run.asked_at = self._time()
         elif stage is Phase.CONNECT:
             self.dialled = True
         if not self._quiet:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
 from stormline.core import limits
+from stormline.net.clock import time_of
 
 L = TypeVar("L", bound=Hashable)
 """A lane."""
@@ -17,17 +18,18 @@ class FirstLooks(Generic[L]):
         look: called with the lane.
     """
 
-    __slots__ = ("_due", "_look", "_loop", "_timer")
+    __slots__ = ("_due", "_look", "_loop", "_time", "_timer")
 
     def __init__(self, look: Callable[[L], None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._time = time_of(self._loop)
         self._look: Final = look
         self._due: dict[L, float] = {}  # in the order of their times, as all wait equally long
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, lane: L) -> None:
         """Look at a lane in a while."""
-        due = self._loop.time() + limits.LOOK_FIRST_S
+        due = self._time() + limits.LOOK_FIRST_S
         self._due[lane] = due
         if self._timer is None:
             self._timer = self._loop.call_at(due, self._time_came)
@@ -37,7 +39,7 @@ class FirstLooks(Generic[L]):
         self._due.pop(lane, None)
 
     def _time_came(self) -> None:
-        now = self._loop.time()
+        now = self._time()
         self._timer = None
         for lane in [lane for lane, due in self._due.items() if due <= now]:
             if self._due.pop(lane, None) is not None:

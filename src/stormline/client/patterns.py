@@ -71,7 +71,7 @@ def request_shape(
         body_bytes = len(body) if isinstance(body, bytes) else content_length(length)
         size += body_bytes or 0
     pattern = Pattern.CALL
-    if accept and _media_type(accept.split(b",", 1)[0]) == b"text/event-stream":
+    if b"event-stream" in accept.lower() and _media_type(accept.split(b",", 1)[0]) == b"text/event-stream":
         pattern = Pattern.STREAM
     elif body_bytes is None or body_bytes >= limits.UPLOAD_BYTES_MIN:
         pattern = Pattern.UPLOAD

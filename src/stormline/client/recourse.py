@@ -8,11 +8,13 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
+from stormline.client.following import MemoryBody
 from stormline.client.lanes import Lane, Reply, Run
-from stormline.core import errors
+from stormline.client.patterns import content_length
+from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
-from stormline.outbound.messages import HttpRequest
+from stormline.outbound.messages import Headers, HttpRequest, field_value
 from stormline.policy.means import H1, HEDGE, Means, Step
 from stormline.policy.resend import SAFE_METHODS
 
@@ -155,3 +157,28 @@ def is_final(error: BaseException) -> bool:
             return True
         cause = cause.__cause__
     return False
+
+
+def length_of(headers: Headers) -> int:
+    """Give the length an answer announces, -1 where it does not."""
+    value = field_value(headers, b"content-length")
+    size = None if value is None else content_length(value)
+    return -1 if size is None else size
+
+
+async def keep(reply: Reply) -> Reply | None:
+    """Take the body of an answer into memory, so that its connection is free; None where it is too large for that."""
+    if not reply.source.complete and length_of(reply.headers) > limits.RETRY_KEPT_BYTES:
+        return None
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        while piece := await reply.source.read():
+            pieces.append(piece)
+            size += len(piece)
+            if size > limits.RETRY_KEPT_BYTES:
+                await reply.source.aclose()
+                break
+    except errors.TransportError:
+        pieces.clear()
+    return reply._replace(source=MemoryBody(b"".join(pieces)))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stormline.client.longline import LongLine
     from stormline.client.memory import NetworkMemory
     from stormline.client.recorder import Recorder
+    from stormline.client.relaying import Relaying
     from stormline.client.rules import BusinessRule, Rules
     from stormline.client.scheduling import Scheduling
     from stormline.client.store import Store
@@ -125,6 +126,7 @@ class Runtime:
             self._join(config, config.bundle.app)
         self._memory = self._remember(config)
         self._executor = self._make_executor(addresses, h1=h1_context is not None)
+        self._executor.relaying = self._make_relaying()
         self.preconnector.h1 = h1_context is not None and not self._proxies
         for pool in (self._pool, self._roles_pool):
             if pool is not None:
@@ -386,6 +388,13 @@ class Runtime:
                 self.rng,
                 CLIENT_NAME,
             )
+
+    def _make_relaying(self) -> "Relaying | None":
+        if self.scheduling is None or self._proxies:  # a proxy that lets this through lets the rest through too
+            return None
+        from stormline.client.relaying import Relaying
+
+        return Relaying(clock=self.clock, rng=self.rng, ask_keys=self.scheduling.ask_soon)
 
     def _report_endpoint(self) -> "Endpoint | None":
         plan = self.scheduling.plan if self.scheduling is not None else None

@@ -197,6 +197,10 @@ class Scheduling:
         concerned = any(host in self._hosts or host == messages.GATEWAYS for host in hosts)
         if not concerned and (hosts or (held and held.version >= version)):
             return
+        self.ask_soon()
+
+    def ask_soon(self) -> None:
+        """Something newer than the plan held is wanted: ask, within the bounds of `notice`."""
         self._acceptance.make_due()
         if self._notice_timer is None:
             now = self._clock.monotonic()

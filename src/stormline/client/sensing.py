@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stormline.core import limits, limits_level
+from stormline.net.clock import time_of
 from stormline.policy.level import Level, LevelBook, LevelEstimator, Quality, body_rate
 from stormline.policy.shape import Pattern, RequestShape
 
@@ -65,7 +66,7 @@ class Sensing:
         rtt_least_s: Callable[[str], float | None],
         signal: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._time = time_of(asyncio.get_running_loop())
         self._network_id = network_id
         self._calls = calls
         self._server_s = server_s
@@ -81,7 +82,7 @@ class Sensing:
 
     def quality(self) -> Quality:
         """Give the quality of the network at this moment."""
-        now = self._loop.time()
+        now = self._time()
         return self._estimator(now).quality(now, silent_s=self._silent_s(now), signal=self.signal())
 
     def silent_s(self, now: float) -> float:
@@ -90,7 +91,7 @@ class Sensing:
 
     def weak(self) -> Quality | None:
         """Give the quality where it is bad or poor, None elsewhere; asked for each call, so it is cheap."""
-        now = self._loop.time()
+        now = self._time()
         quiet = (self._calls or self._dials) and now - self.heard_at >= limits_level.LEVEL_SILENCE_S
         if not (quiet or self._estimator(now).held.weak):
             return None
@@ -99,7 +100,7 @@ class Sensing:
 
     def carries(self) -> Level:
         """Give what the network would carry while it brings anything; see `Quality.carries`."""
-        now = self._loop.time()
+        now = self._time()
         estimator = self._estimator(now)
         return estimator.held if estimator.age_s(now) <= limits_level.LEVEL_MEMORY_S else Level.UNKNOWN
 
@@ -108,11 +109,11 @@ class Sensing:
         """A dial begins: a handshake is owed."""
         if len(self._dials) >= limits.TIMEOUT_HOSTS_MAX:
             self._dials.clear()
-        self._dials.setdefault(host, self._loop.time())
+        self._dials.setdefault(host, self._time())
 
     def dialled(self, host: str, rtt_s: float | None, took_s: float) -> None:
         """One stands: its TCP handshake's round trip, where that is one, and how long it took with TLS."""
-        now = self._loop.time()
+        now = self._time()
         self.heard(now)
         self._dials.pop(host, None)
         if rtt_s is not None:
@@ -138,7 +139,7 @@ class Sensing:
     def changed(self) -> None:
         """The device is on another network, or back on one: what the last one was silent about says nothing of it."""
         self._dials.clear()
-        self.heard_at, self._dark_at = self._loop.time(), math.inf
+        self.heard_at, self._dark_at = self._time(), math.inf
 
     def looked(self, call: Waiting, held: "Held", info: "TcpInfo | None") -> None:
         """The connection of a call that waits was looked at: what it and the kernel heard are signs of life.
@@ -149,7 +150,7 @@ class Sensing:
         if info is not None:
             self._kernel_tells = True
             if info.ack_age_s is not None:
-                at = max(at, self._loop.time() - info.ack_age_s)
+                at = max(at, self._time() - info.ack_age_s)
             if info.unacked_bytes == 0 and not info.notsent_bytes:
                 self._arrived[call] = None
             else:
@@ -158,11 +159,11 @@ class Sensing:
 
     def entered(self, call: Waiting) -> None:
         """A call begins."""
-        self._begun[call] = self._loop.time()
+        self._begun[call] = self._time()
 
     def left(self, call: Waiting) -> None:
         """A call is over. Where it ended in silence the silence goes on, until something is heard."""
-        now = self._loop.time()
+        now = self._time()
         if now - self.heard_at >= limits_level.LEVEL_SILENCE_S:
             silent_s = self._silent_s(now)
             if silent_s >= limits_level.LEVEL_SILENCE_S:
@@ -187,7 +188,7 @@ class Sensing:
         does not tell its time, only what its usual slowest does not explain is the network's. The kernel's smoothed
         round trip is the least, else the shortest that was measured: a server's word is not exact.
         """
-        now = self._loop.time()
+        now = self._time()
         estimator, signal = self._estimator(now), self.signal()
         if call.shape.pattern in _MAY_BE_SILENT:
             return

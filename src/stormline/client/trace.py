@@ -28,14 +28,16 @@ class CallTrace:
         wait: keeps the record back until a verdict has come; False where it does not. None: nothing is waited for.
     """
 
+    __slots__ = ("_attempt", "_attempt_start", "_finished", "_paused_at", "_sink", "_start", "held", "monotonic",
+                 "parse", "record", "timeline", "untrusted", "wait")  # fmt: skip
+
     def __init__(
         self, clock: Clock, call_id: str, *, method: str, host: str, path: str, business: str, network: str,
         sink: Callable[[CallRecord], None] | None,
     ) -> None:  # fmt: skip
         self.monotonic = clock.monotonic
         self._sink = sink
-        self._start = clock.monotonic()
-        self._attempt_start = self._start
+        self._start = self._attempt_start = clock.monotonic()
         self._attempt: AttemptRecord | None = None
         self._finished = False
         self._paused_at: float | None = None
@@ -60,25 +62,26 @@ class CallTrace:
 
     def note(self, line: str) -> None:
         """A decision was taken."""
-        if len(self.timeline.story) < limits.STORY_LINES_MAX:
-            self.timeline.note(self.monotonic(), line)
+        self.timeline.note(self.monotonic(), line)
 
     def attempt(self, step: Step) -> None:
         """A step begins."""
-        self._attempt_start = self.monotonic()
-        self._attempt = AttemptRecord(means=step.means.value, start_ms=(self._attempt_start - self._start) * 1000)
+        now = self._attempt_start = self.monotonic()
+        means = str(step.means)
+        self._attempt = AttemptRecord(means=means, start_ms=(now - self._start) * 1000)
         self.record.attempts.append(self._attempt)
-        self.record.means = step.means.value
+        self.record.means = means
         where = f" at {', '.join(map(str, step.addresses))}" if step.addresses else ""
-        self.note(f"try {step.means}{where}")
+        self.timeline.note(now, f"try {means}{where}")
 
     def connected(self, address: str, carrier: str, *, reused: bool) -> None:
         """The step runs over this connection."""
-        if self._attempt is not None:
-            self._attempt.address, self._attempt.carrier, self._attempt.reused = address, carrier, reused
-        self.record.address = address
-        self.record.family = _family(address)
-        self.note(f"{'reuse' if reused else 'connected'} {carrier} {address}")
+        attempt, record = self._attempt, self.record
+        if attempt is not None:
+            attempt.address, attempt.carrier, attempt.reused = address, carrier, reused
+        record.address = address
+        record.family = 6 if address.startswith("[") else 4 if address else 0
+        self.timeline.note(self.monotonic(), f"{'reuse' if reused else 'connected'} {carrier} {address}")
 
     def failed_on(self, address: str, carrier: str, *, reused: bool) -> None:
         """The step that is about to fail was on this connection."""
@@ -105,9 +108,10 @@ class CallTrace:
     def answered(self, status: int) -> None:
         """The head of the answer came."""
         self.record.status = status
+        now = self.monotonic()
         if self.timeline.stage != "body":
-            self.enter("body")
-        self.note(f"status {status}")
+            self.timeline.enter("body", now)
+        self.timeline.note(now, f"status {status}")
 
     def handed_down(self, size: int) -> None:
         """Bytes of the request go down, once per attempt."""
@@ -131,17 +135,17 @@ class CallTrace:
         if self.timeline.stage == "body":
             if self._paused_at is not None:
                 self.pulled()
-            self.enter("callback")
+            self.timeline.enter("callback", self.monotonic())
         self._end_attempt()
         record = self.record
         record.ok_network = not self.untrusted
         record.ok_http = record.ok_network and record.status < 400
-        if not record.ok_http or record.ok_parse is False:
+        if record.ok_http and record.ok_parse is not False:
+            record.failure = ""
+        else:
             record.failure = kinds.UNTRUSTED if self.untrusted else kinds.status_kind(record.status)
             if record.ok_parse is False:
                 record.failure = record.failure or "parse"
-        else:
-            record.failure = ""
         if not self.held:
             self.finish()
 
@@ -213,8 +217,9 @@ class CallTrace:
             sink(self.record)
 
     def _end_attempt(self) -> None:
-        if self._attempt is not None and not self._attempt.duration_ms:
-            self._attempt.duration_ms = (self.monotonic() - self._attempt_start) * 1000
+        attempt = self._attempt
+        if attempt is not None and not attempt.duration_ms:
+            attempt.duration_ms = (self.monotonic() - self._attempt_start) * 1000
 
 
 def _shown(reason: str) -> str:
@@ -231,8 +236,3 @@ def _kind(error: BaseException) -> str:
 
 def _phase(error: BaseException, stage: str) -> str:
     return error.phase.value if isinstance(error, errors.TransportError) else stage
-
-
-def _family(address: str) -> int:
-    """Give the IP version of `ip:port`, 0 where there is none."""
-    return 6 if address.startswith("[") else 4 if address else 0

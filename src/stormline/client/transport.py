@@ -33,6 +33,7 @@ else:
 
 HOLD = "stormline.hold"
 """Request extension: a list that takes the call's trace; its owner then finishes the trace."""
+_PORTS: Final = {"http": 80, "https": 443}
 _INHERITED: Final[list[Runtime]] = []
 """What came over by `fork`: kept from being collected, as its sockets are the parent's."""
 
@@ -46,9 +47,15 @@ def make_config(config: Config | None, bundle: "Bundle | str | os.PathLike[str] 
 
 
 def run_request(runtime: Runtime, request: Any, body: Any) -> Coroutine[None, None, Answer]:
-    """Run a request of either module on the runtime's loop."""
+    """Run a request of either module on the runtime's loop.
+
+    Raises:
+        Exception: of the module, for a URL that is neither http nor https.
+    """
     url = request.url
     scheme, target = url.scheme, url.raw_path
+    if scheme not in _PORTS:
+        raise flavour_of(request).unsupported(request)
     path = target.partition(b"?")[0].decode("ascii", "replace")
     host = url.raw_host.decode("ascii")
     extensions = request.extensions
@@ -70,7 +77,7 @@ def run_request(runtime: Runtime, request: Any, body: Any) -> Coroutine[None, No
         method=request.method,
         scheme=scheme,
         host=host,
-        port=url.port or (443 if scheme == "https" else 80),
+        port=url.port or _PORTS[scheme],
         target=target,
         headers=tuple(request.headers.raw),
         body=body,
@@ -157,8 +164,6 @@ class AsyncTransport(AsyncBaseTransport):
             TransportError: of `stormline.errors` and of the caller's module at once.
         """
         flavour = flavour_of(request)
-        if request.url.scheme not in ("http", "https"):
-            raise flavour.unsupported(request)
         body = flavour.body_in_memory(request)
         try:
             answer = await run_request(self.runtime(), request, body if body is not None else request.stream)
@@ -317,8 +322,6 @@ class Transport(BaseTransport):
             TransportError: of `stormline.errors` and of the caller's module at once.
         """
         flavour = flavour_of(request)
-        if request.url.scheme not in ("http", "https"):
-            raise flavour.unsupported(request)
         whole = flavour.body_in_memory(request)
         pulled = PulledBody(request.stream) if whole is None else None
         wait = functools.partial(BACKGROUND.run, body=pulled)

@@ -1,7 +1,9 @@
 """The real clock and the real source of chance: the only place that reads them."""
 
+import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from typing import Final
 
 from stormline.net.system import LINUX
@@ -22,6 +24,13 @@ class SystemClock:
     def boottime(self) -> float | None:
         """Seconds that never step and go on while the machine sleeps; None where there is no such clock."""
         return None if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
+
+
+def time_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """Give the clock of a loop. That of asyncio's own loops is the system's, which is asked directly: a request does so
+    some twenty times.
+    """
+    return time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
 
 
 class SystemRng:

@@ -23,6 +23,7 @@ from typing import Final, Protocol
 from stormline.core import errors, limits
 from stormline.core.values import Address
 from stormline.net import tcpinfo
+from stormline.net.clock import time_of
 from stormline.net.meter import UNREAD
 from stormline.net.system import LINUX, PORTABLE
 from stormline.net.tcpinfo import TcpInfo
@@ -204,6 +205,7 @@ class TcpStream:
         "_size_max",
         "_sock",
         "_tcp_info",
+        "_time",
         "_watcher",
         "_watching",
         "_writer",
@@ -217,7 +219,8 @@ class TcpStream:
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop, *, tcp_info: bool = True) -> None:
         self._loop = loop
         self._tcp_info = tcp_info
-        self.heard_at = loop.time()
+        self._time = time_of(loop)
+        self.heard_at = self._time()
         self._fd = sock.fileno()  # a loop is given the number: asked about an object, selectors formats its repr
         self._reader: asyncio.Future[None] | None = None  # set while a task waits for bytes
         self._size_max = 0  # how many it asked for
@@ -312,7 +315,13 @@ class TcpStream:
                 await self._give_turn()  # before the bytes are taken: a cancellation here loses none
             data = None if self._drained and self._arrived is None else self.receive_nowait(size_max)
             while data is None:
-                await self._wait_readable(size_max)
+                try:
+                    await self._readable(size_max)
+                except BaseException:
+                    self._drained = False  # given up before the loop had its say: the next call asks for itself
+                    raise
+                finally:
+                    self._reader = None
                 data = self.receive_nowait(size_max)
             return data
         finally:
@@ -341,7 +350,7 @@ class TcpStream:
             return None
         if data:
             self._drained = len(data) < size_max
-            self.heard_at = self._loop.time()
+            self.heard_at = self._time()
             self.meter.bytes_down += len(data)
         return data
 
@@ -399,8 +408,8 @@ class TcpStream:
         self._eager = 0
         await asyncio.sleep(0)
 
-    async def _wait_readable(self, size_max: int) -> None:
-        """Wait until something has arrived for this task, or is said to be there."""
+    def _readable(self, size_max: int) -> asyncio.Future[None]:
+        """Give what is done when something has arrived for this task, or is said to be there."""
         if self._sock is None:
             raise closed_error()
         self._eager = 0
@@ -409,13 +418,7 @@ class TcpStream:
         if not self._watching:
             self._loop.add_reader(self._fd, self._on_readable)
             self._watching = True
-        try:
-            await waiter
-        except BaseException:
-            self._drained = False  # given up before the loop had its say: the next call asks for itself
-            raise
-        finally:
-            self._reader = None
+        return waiter
 
     def _on_readable(self) -> None:
         """Take what has come for the task that waits, or stop watching where none does."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -43,9 +44,16 @@ def key_of(
     Raises:
         LocalProtocolError: it is for something else than HTTP.
     """
-    if request.scheme not in ("http", "https"):
-        raise errors.LocalProtocolError(f"scheme {request.scheme[:20]!r} is neither http nor https")
-    return Key(Origin(request.scheme, request.host.lower(), request.port), addresses, server_name, h1)
+    return _key(request.scheme, request.host, request.port, addresses, server_name, h1)
+
+
+@functools.lru_cache(limits.POOL_PLACES_REMEMBERED)
+def _key(
+    scheme: str, host: str, port: int, addresses: tuple[Address, ...] | None, server_name: str | None, h1: bool
+) -> Key:
+    if scheme not in ("http", "https"):
+        raise errors.LocalProtocolError(f"scheme {scheme[:20]!r} is neither http nor https")
+    return Key(Origin(scheme, host.lower(), port), addresses, server_name, h1)
 
 
 class Held:
@@ -86,8 +94,8 @@ class Held:
     @property
     def peer(self) -> Address | None:
         """Who is at the other end."""
-        stream = self.stream
-        return None if stream is None else stream.peer
+        connection = self.shared or self.connection
+        return None if connection is None else connection.stream.peer
 
     @property
     def heard_at(self) -> float:

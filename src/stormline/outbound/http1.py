@@ -4,10 +4,11 @@ import asyncio
 import math
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
+from stormline.net.clock import time_of
 from stormline.net.stream import Stream, reason_of
 from stormline.outbound.http1_codec import Encoded, ResponseReader
 from stormline.outbound.messages import HttpResponse
@@ -21,20 +22,23 @@ class Http1Connection:
 
     Attributes:
         loop: the event loop it belongs to.
+        time: its clock.
         stream: the bytes below.
         exchanges: requests begun on it.
         answers: heads of answers that came.
     """
 
-    __slots__ = ("_current", "_mark", "_timer", "answers", "exchanges", "loop", "stream")
+    __slots__ = ("_current", "_due", "_mark", "_timer", "answers", "exchanges", "loop", "stream", "time")
 
     def __init__(self, stream: Stream) -> None:
         self.loop = asyncio.get_running_loop()
+        self.time = time_of(self.loop)
         self.stream: Final = stream
         self.exchanges = self.answers = 0
         self._mark = 0
         self._current: _Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None  # outlives an exchange: to make one for each costs more
+        self._due = math.inf  # when it fires
 
     @property
     def maybe_delivered(self) -> bool:
@@ -73,25 +77,21 @@ class Http1Connection:
             DeadlineExceeded: `head_by` or `read_timeout_s` passed; phase SEND or FIRST_BYTE.
             LocalProtocolError: the body source gave not as many bytes as its Content-Length says.
         """
-        reused = self.exchanges > 0
         self.exchanges += 1
         self._mark = self.stream.sent_bytes
-        exchange = self._current = _Exchange(
-            self, request, _Bounds(deadline_at, head_by, read_timeout_s), done=done, on_stage=on_stage
-        )
-        return exchange.run(reused=reused)
+        exchange = self._current = _Exchange(self, request, deadline_at, head_by, read_timeout_s, done, on_stage)
+        return exchange.run()
 
     def watch(self, due: float) -> None:
         """Have the timer fire no later than `due`. One that fires early finds out and sleeps on."""
-        timer = self._timer
-        if timer is not None:
-            if timer.when() <= due:
-                return
-            timer.cancel()
-        self._timer = self.loop.call_at(due, self._time_came)
+        if self._due <= due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = self.loop.call_at(due, self._time_came), due
 
     def _time_came(self) -> None:
-        self._timer = None
+        self._timer, self._due = None, math.inf
         if self._current is not None:
             self._current.expire()
 
@@ -104,16 +104,8 @@ class Http1Connection:
         self._current = None
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._due = None, math.inf
         self.stream.close()
-
-
-class _Bounds(NamedTuple):
-    """See `Http1Connection.exchange`."""
-
-    deadline_at: float
-    head_by: float | None
-    read_timeout_s: float | None
 
 
 class _SendFailed(Exception):
@@ -123,24 +115,27 @@ class _SendFailed(Exception):
 class _Exchange:
     """One request and its answer; the `BodySource` of that answer."""
 
-    __slots__ = ("_bounds", "_broken", "_connection", "_done", "_expired", "_failure", "_finished", "_loop",
-                 "_moved_at", "_on_stage", "_out", "_reader", "_reading", "_request", "_sender", "_sent_all",
-                 "_size", "_stop", "_stream")  # fmt: skip
+    __slots__ = ("_broken", "_connection", "_deadline_at", "_done", "_expired", "_failure", "_finished",
+                 "_moved_at", "_on_stage", "_out", "_read_timeout_s", "_reader", "_reading", "_request", "_sender",
+                 "_sent_all", "_size", "_stop", "_stream", "_time", "_until")  # fmt: skip
 
     def __init__(
         self,
         connection: Http1Connection,
         request: Encoded,
-        bounds: _Bounds,
-        *,
+        deadline_at: float,
+        head_by: float | None,
+        read_timeout_s: float | None,
         done: Callable[[bool], None],
         on_stage: Callable[[Phase], None],
     ) -> None:
-        self._loop = connection.loop
+        self._time = connection.time
         self._connection = connection
         self._stream = connection.stream
         self._request = request
-        self._bounds = bounds
+        self._deadline_at = deadline_at
+        self._until = deadline_at if head_by is None or head_by > deadline_at else head_by  # what nothing puts off
+        self._read_timeout_s = read_timeout_s
         self._done = done
         self._on_stage = on_stage
         self._reader = ResponseReader(is_head=request.is_head)
@@ -152,28 +147,32 @@ class _Exchange:
         self._stop = False  # an early answer makes the rest of the body pointless
         self._finished = False  # the connection is given back or closed
         self._expired = ""  # what ran out of time
-        self._moved_at = self._loop.time()  # when bytes last went either way
+        self._moved_at = self._time()  # when bytes last went either way
         self._reading = True  # somebody waits for bytes: silence counts
         self._failure: errors.TransportError | None = None  # how reading the body ended, said again if asked again
 
-    async def run(self, *, reused: bool) -> HttpResponse:
+    async def run(self) -> HttpResponse:
         """Send, and read as far as the head's end."""
-        reader = self._reader
+        reader, connection = self._reader, self._connection
+        reused = connection.exchanges > 1
         try:
             self._watch()
             self._on_stage(Phase.SEND)
             write_error = self._broken if self._sent_at_once() else await self._send_or_begin_to()
             try:
-                while not reader.status:
+                while True:
                     data = await self._stream.receive()
-                    self._moved_at = self._loop.time()
                     if data:
                         reader.receive_data(data)
                     else:
                         reader.receive_eof()
+                    if reader.status:
+                        break
+                    self._moved_at = self._time()
             except (OSError, errors.TransportError) as error:
                 self._head_failed(error, write_error)
-            self._connection.answers += 1
+            self._until = self._deadline_at
+            connection.answers += 1
             if not self._sent_all:
                 reader.keep_alive = False
                 self._stop = reader.status >= 300 or self._says_close()
@@ -190,13 +189,7 @@ class _Exchange:
             await self._end(reusable=False)
             raise
         return HttpResponse(
-            status=reader.status,
-            reason=reader.reason,
-            http_version=reader.http_version,
-            headers=reader.headers,
-            peer=self._stream.peer,
-            reused=reused,
-            source=self,
+            reader.status, reader.reason, reader.http_version, reader.headers, self._stream.peer, reused, self
         )
 
     # -- sending --------------------------------------------------------------------------------------------------
@@ -274,7 +267,7 @@ class _Exchange:
             await self._stream.send_all(data)
         except OSError as error:
             raise _SendFailed from error
-        self._moved_at = self._loop.time()
+        self._moved_at = self._time()
 
     def _all_sent(self) -> None:
         if self._sent_all:
@@ -328,7 +321,7 @@ class _Exchange:
 
     def patience(self, silence_s: float) -> None:
         """See `BodySource.patience`."""
-        self._bounds = self._bounds._replace(read_timeout_s=silence_s)
+        self._read_timeout_s = silence_s
         self._watch()
 
     async def read(self) -> bytes:
@@ -348,7 +341,7 @@ class _Exchange:
 
     async def _read_more(self) -> None:
         self._reading = True
-        self._moved_at = self._loop.time()
+        self._moved_at = self._time()
         self._watch()
         try:
             data = await self._stream.receive()
@@ -399,20 +392,15 @@ class _Exchange:
         self._done(reusable)
 
     # -- time -----------------------------------------------------------------------------------------------------
-    def _deadline(self) -> float:
-        """Give the moment that nothing puts off."""
-        deadline, head_by, _ = self._bounds
-        return head_by if head_by is not None and head_by < deadline and not self._reader.status else deadline
-
     def _due(self) -> float:
         """Give the moment at which time runs out, if nothing moves until then."""
-        deadline = self._deadline()
         if not self._reading:
-            return deadline
-        silence_s = self._bounds.read_timeout_s
+            return self._until
+        silence_s = self._read_timeout_s
         if silence_s is None:
             silence_s = limits.PACKET_GAP_S if self._reader.status else math.inf
-        return min(deadline, self._moved_at + silence_s)
+        quiet_until = self._moved_at + silence_s
+        return min(self._until, quiet_until)
 
     def _watch(self) -> None:
         """See to it that somebody looks when time runs out."""
@@ -422,11 +410,11 @@ class _Exchange:
     def expire(self) -> None:
         """Free the connection where time has run out, whether or not anybody reads the body."""
         due = self._due()
-        if self._loop.time() < due:
+        if self._time() < due:
             self._watch()
             return
         silent_s = due - self._moved_at
-        self._expired = "the deadline passed" if due == self._deadline() else f"nothing came for {silent_s:.3g} s"
+        self._expired = "the deadline passed" if due == self._until else f"nothing came for {silent_s:.3g} s"
         if self._sender is not None:
             self._sender.cancel()
         self._finish(reusable=False)

@@ -1,11 +1,13 @@
 """HTTP/1.1 without I/O: a request to bytes, and bytes to an answer (RFC 9112).
 
-`httptools` (llhttp) reads heads and chunks. The framing is decided here and is strict: whatever could be read in two
-ways is refused, as two readers that disagree on where a message ends are how answers get mixed up.
+A plain head that comes in one piece is read by two patterns, which costs less; every other, and chunks, by `httptools`
+(llhttp). The framing is decided here and is strict: whatever could be read in two ways is refused, as two readers that
+disagree on where a message ends are how answers get mixed up.
 """
 
 import re
 from collections.abc import AsyncIterable
+from itertools import chain
 from typing import Final, NamedTuple
 
 import httptools
@@ -22,6 +24,9 @@ _TARGET: Final = re.compile(rb"[\x21-\x7e]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\-]+")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _START: Final = b"HTTP/1."
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-\xff]*)\r\n")
+_FIELDS: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+): (?![\t ])([\t\x20-\x7e\x80-\xff]*)(?<![\t ])\r\n")
+"""Field lines as almost all servers write them: one blank before the value, none after it."""
 _WITH_CONTENT: Final = frozenset({"POST", "PUT", "PATCH"})
 """Methods whose meaning expects content: without it they say `Content-Length: 0` (RFC 9110 section 8.6)."""
 _METHODS: Final = {
@@ -218,15 +223,16 @@ class ResponseReader:
         self.http_version = ""
         self.headers: list[tuple[bytes, bytes]] = []
         self.complete = self.keep_alive = self.began = False
-        self._next_head()
+        self._parser: httptools.HttpResponseParser | None = None  # made where a head or a body needs one
 
-    def _next_head(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
+    def _next_head(self) -> httptools.HttpResponseParser:
         self._start = b""
         self._tail = b""  # what came of this head last: the empty line may be cut anywhere
         self._reason = b""
         self._fields: list[tuple[bytes, bytes]] = []
         self._head_done = self._message_done = False
+        parser = self._parser = httptools.HttpResponseParser(self)
+        return parser
 
     # -- called by httptools; must not raise ----------------------------------------------------------------------
     def on_status(self, reason: bytes) -> None:
@@ -263,15 +269,17 @@ class ResponseReader:
         Raises:
             ProtocolViolation: they break HTTP, or pass a bound; phase FIRST_BYTE in the head, BODY after it.
         """
-        self.began = True
+        if not self.began:
+            self.began = True
+            data = self._receive_plain(data)
         while data and not self.status:
             data = self._receive_head(data)
         if not data:
             return
         if self.complete:
             self.keep_alive = False  # more than was asked for
-        elif self._chunked:
-            self._receive_chunked(data)
+        elif self._chunked and self._parser is not None:
+            self._receive_chunked(self._parser, data)
         elif self._remaining is None:
             self._body.append(data)
         else:
@@ -311,47 +319,70 @@ class ResponseReader:
         return data
 
     # -- inside ---------------------------------------------------------------------------------------------------
+    def _receive_plain(self, data: bytes) -> bytes:
+        """Read a plain head that begins `data` and is whole; give what is left to be read."""
+        end = data.find(b"\r\n\r\n") + 2
+        line = _STATUS_LINE.match(data)
+        if line is None or end < 2 or end > limits.HTTP_HEAD_BYTES_MAX - 2:
+            return data
+        begin = line.end()
+        fields: list[tuple[bytes, bytes]] = _FIELDS.findall(data, begin, end)
+        size = sum(map(len, chain.from_iterable(fields))) + 4 * len(fields)
+        if size != end - begin or len(fields) > limits.HTTP_HEADERS_MAX:
+            return data  # something that is no plain field stands between
+        framing = _framing_fields(fields)
+        if framing.codings:
+            return data
+        self._take_head(int(line[1]), "1.1", line[2], fields, framing)
+        return data[end + 2 :]
+
     def _receive_head(self, data: bytes) -> bytes:
         """Read of `data` what belongs to the head; give the rest."""
-        if not self._start and data.startswith(_START) and (end := data.find(b"\r\n\r\n")) >= 0:
-            part, self._start = data[: end + 4], _START  # all of it at once, as almost always
-        else:
-            window = self._tail + data
-            end = window.find(b"\r\n\r\n")
-            part = data if end < 0 else data[: end + 4 - len(self._tail)]
-            self._tail = window[-3:]
-            if len(self._start) < len(_START):
-                # Said at the first wrong byte, not after a head that never ends: another protocol answers here.
-                self._start += part[: len(_START) - len(self._start)]
-                if not _START.startswith(self._start):
-                    raise self._violation("it does not begin like HTTP/1")
+        parser = self._parser or self._next_head()
+        window = self._tail + data
+        end = window.find(b"\r\n\r\n")
+        part = data if end < 0 else data[: end + 4 - len(self._tail)]
+        self._tail = window[-3:]
+        if len(self._start) < len(_START):
+            # Said at the first wrong byte, not after a head that never ends: another protocol answers here.
+            self._start += part[: len(_START) - len(self._start)]
+            if not _START.startswith(self._start):
+                raise self._violation("it does not begin like HTTP/1")
         self._head_size += len(part)
         if self._head_size > limits.HTTP_HEAD_BYTES_MAX:
             raise self._violation(f"the head has more than {limits.HTTP_HEAD_BYTES_MAX} bytes")
-        self._feed(part)
+        self._feed(parser, part)
         if len(self._fields) > limits.HTTP_HEADERS_MAX:
             raise self._violation(f"the head has more than {limits.HTTP_HEADERS_MAX} fields")
         if self._head_done != (end >= 0):
             raise self._violation("the head ends where no empty line is")
         if self._head_done:
-            self._finish_head()
+            self._finish_head(parser)
         return data[len(part) :]
 
-    def _finish_head(self) -> None:
-        status, version = self._parser.get_status_code(), self._parser.get_http_version()
+    def _finish_head(self, parser: httptools.HttpResponseParser) -> None:
+        status, version = parser.get_status_code(), parser.get_http_version()
         if version not in ("1.0", "1.1") or status < 100:
             raise self._violation(f"HTTP/{version} with status {status}")
         if status < 200:
-            self._next_head()
+            self._parser = None  # another head follows
             return
-        codings, lengths, connection = self._framing_fields()
+        self._take_head(status, version, self._reason, self._fields, _framing_fields(self._fields))
+        if not self._chunked:
+            self._parser = None  # it holds our methods: a circle that only the garbage collector would break
+
+    def _take_head(
+        self, status: int, version: str, reason: bytes, fields: list[tuple[bytes, bytes]], framing: "_Framing"
+    ) -> None:
+        """Take the final head, and decide how its body is framed."""
+        codings, lengths, connection = framing
         if codings and (version == "1.0" or lengths or [coding.lower() for coding in codings] != [b"chunked"]):
             # We offer no other coding (no TE is sent); RFC 9112 sections 6.1 and 7.
             raise self._violation("a transfer coding that is not plain 'chunked'")
         if len(lengths) > 1 or (lengths and not _LENGTH.fullmatch(lengths[0])):
             raise self._violation("the content length is not one number")
         self.keep_alive = b"close" not in connection and (version == "1.1" or b"keep-alive" in connection)
-        self.reason, self.headers, self.http_version = self._reason, self._fields, f"HTTP/{version}"
+        self.reason, self.headers, self.http_version = reason, fields, f"HTTP/{version}"
         bodiless = self._is_head or status in (204, 304)
         self._chunked = bool(codings) and not bodiless
         if bodiless:
@@ -361,42 +392,25 @@ class ResponseReader:
             self.complete = self._remaining == 0
         elif not codings:
             self.keep_alive = False
-        if not self._chunked:
-            del self._parser  # it holds our methods: a circle that only the garbage collector would break
         self.status = status
 
-    def _framing_fields(self) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Give the values of Transfer-Encoding and Content-Length, and the tokens of Connection."""
-        codings: list[bytes] = []
-        lengths: list[bytes] = []
-        connection: list[bytes] = []
-        for name, value in self._fields:
-            match len(name):
-                case 14 if name.lower() == b"content-length":
-                    lengths.append(value)
-                case 17 if name.lower() == b"transfer-encoding":
-                    codings.append(value)
-                case 10 if name.lower() == b"connection":
-                    connection += _tokens(value)
-        return codings, lengths, connection
-
-    def _receive_chunked(self, data: bytes) -> None:
+    def _receive_chunked(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
         self._chunk_silence += len(data)
         try:
-            self._feed(data)
+            self._feed(parser, data)
         except errors.ProtocolViolation:
             if not self._message_done:
                 raise
             self.keep_alive = False  # the answer is whole; what is wrong comes after it
         if self._message_done:
             self.complete = True
-            del self._parser
+            self._parser = None
         elif self._chunk_silence > limits.HTTP_HEAD_BYTES_MAX:
             raise self._violation("chunk extensions or trailers without end")
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise self._violation("it switches protocols unasked") from None
         except httptools.HttpParserError as error:
@@ -405,3 +419,27 @@ class ResponseReader:
     def _violation(self, what: str) -> errors.ProtocolViolation:
         phase = Phase.BODY if self.status else Phase.FIRST_BYTE
         return errors.ProtocolViolation(f"the answer breaks HTTP: {what}", phase=phase, maybe_delivered=True)
+
+
+class _Framing(NamedTuple):
+    """Values of Transfer-Encoding and Content-Length, and tokens of Connection."""
+
+    codings: list[bytes]
+    lengths: list[bytes]
+    connection: list[bytes]
+
+
+def _framing_fields(fields: list[tuple[bytes, bytes]]) -> _Framing:
+    """Find what frames an answer."""
+    codings: list[bytes] = []
+    lengths: list[bytes] = []
+    connection: list[bytes] = []
+    for name, value in fields:
+        match len(name):
+            case 14 if name.lower() == b"content-length":
+                lengths.append(value)
+            case 17 if name.lower() == b"transfer-encoding":
+                codings.append(value)
+            case 10 if name.lower() == b"connection":
+                connection += _tokens(value)
+    return _Framing(codings, lengths, connection)

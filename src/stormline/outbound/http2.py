@@ -10,12 +10,14 @@ in one turn of the loop leave in one piece.
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final, NamedTuple
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
+from stormline.net.clock import time_of
 from stormline.net.stream import Stream, TcpStream, reason_of
 from stormline.net.tls import TlsStream
 from stormline.outbound import http2_codec as wire
@@ -46,6 +48,7 @@ class Http2Connection:
 
     Attributes:
         stream: the bytes below.
+        time: the clock of its event loop.
         exchanges: requests begun on it.
         idle_since: the loop's time since when it carries nothing; None while it does.
         answered_at: the loop's time when the head of an answer last came; None before the first.
@@ -53,10 +56,10 @@ class Http2Connection:
         on_news: called after bytes of the peer were dealt with, and when the connection is over; must not raise.
     """
 
-    __slots__ = ("_base", "_checking", "_closed", "_codec", "_fences", "_going_away", "_loop", "_open", "_pending",
-                 "_ping_sent", "_pings", "_reader", "_requests", "_reset_at", "_resets_left", "_rest", "_retired",
-                 "_sending", "_uploads", "_wake", "_write_error", "_writer", "_written", "answered_at", "exchanges",
-                 "idle_since", "on_news", "served", "stream")  # fmt: skip
+    __slots__ = ("_base", "_checking", "_closed", "_codec", "_due", "_fences", "_going_away", "_loop", "_open",
+                 "_pending", "_ping_sent", "_pings", "_reader", "_requests", "_reset_at", "_resets_left", "_rest",
+                 "_retired", "_sending", "_timer", "_uploads", "_wake", "_write_error", "_writer", "_written",
+                 "answered_at", "exchanges", "idle_since", "on_news", "served", "stream", "time")  # fmt: skip
 
     def __init__(
         self,
@@ -66,9 +69,10 @@ class Http2Connection:
         window_bytes: int = limits.H2_STREAM_WINDOW_BYTES,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self.time = time_of(self._loop)
         self.stream: Final = stream
         self.exchanges = 0
-        self.idle_since: float | None = self._loop.time()
+        self.idle_since: float | None = self.time()
         self.answered_at: float | None = None
         self.served: int | None = None
         self.on_news: Callable[[], None] | None = None
@@ -80,7 +84,7 @@ class Http2Connection:
         self._pending: dict[Exchange, None] = {}  # wait for a stream, first come first served
         self._uploads: dict[Exchange, None] = {}  # have a piece of a body to send
         self._resets_left = float(limits.H2_RESETS_BURST)
-        self._reset_at = self._loop.time()  # when `_resets_left` was true
+        self._reset_at = self.time()  # when `_resets_left` was true
         self._retired = self._going_away = self._closed = False
         self._write_error: BaseException | None = None
         self._checking: asyncio.Future[bool] | None = None
@@ -88,6 +92,8 @@ class Http2Connection:
         self._ping_sent = False
         self._pings = 0
         self._wake: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # looks after the time of all: one for each would cost more
+        self._due = math.inf  # when it fires
         self._sending = False  # the kernel has not all of a batch yet
         self._rest: _Batch | None = None  # what of it is the writer's to send
         self._reader: asyncio.Task[None] | None = None
@@ -202,7 +208,7 @@ class Http2Connection:
         """Make of a request what `exchange` takes; see `http2_request.RequestEncoder.encode`."""
         return self._requests.encode(request)
 
-    async def exchange(
+    def exchange(
         self,
         request: wire.Encoded,
         *,
@@ -211,7 +217,7 @@ class Http2Connection:
         read_timeout_s: float | None = None,
         done: Callable[[bool], None],
         on_stage: Callable[[Phase], None],
-    ) -> HttpResponse:
+    ) -> Coroutine[None, None, HttpResponse]:
         """Send a request and give its answer as soon as the head is there.
 
         Where the peer allows no more streams now, it waits for one, first come first served. An answer that comes
@@ -240,25 +246,8 @@ class Http2Connection:
             LocalProtocolError: the body source gave not as many bytes as its Content-Length says, or the connection
                 takes no more requests.
         """
-        if self.retired:
-            raise errors.LocalProtocolError("the HTTP/2 connection takes no more requests")
-        if self.open_streams - self._codec.streams_max >= limits.H2_WAITING_MAX:
-            raise errors.QueueFull(
-                f"{self.stream.peer}: {limits.H2_WAITING_MAX} requests wait for a stream already",
-                phase=Phase.QUEUED,
-                maybe_delivered=False,
-            )
-        reused = self.exchanges > 0
-        self.exchanges += 1
-        self.idle_since = None
         bounds = Bounds(deadline_at, head_by, read_timeout_s)
-        exchange = Exchange(self, request, bounds, peer=self.stream.peer, done=done, on_stage=on_stage)
-        self._pending[exchange] = None
-        if self._open or self._sending:
-            self._wake_writer()
-        else:
-            self._send_at_once()
-        return await exchange.run(reused=reused)
+        return Exchange(self, request, bounds, peer=self.stream.peer, done=done, on_stage=on_stage).run()
 
     # -- the end --------------------------------------------------------------------------------------------------
     def retire(self) -> None:
@@ -287,6 +276,8 @@ class Http2Connection:
             return
         self._closed = True
         self.stream.close()
+        if self._timer is not None:
+            self._timer.cancel()
         self._wake_writer()
         if self._checking is not None and not self._checking.done():
             self._checking.set_result(False)
@@ -323,6 +314,38 @@ class Http2Connection:
             self.close()
 
     # -- called by exchanges --------------------------------------------------------------------------------------
+    def begin(self, exchange: Exchange) -> bool:
+        """See `Carrier.begin`."""
+        if self.retired:
+            raise errors.LocalProtocolError("the HTTP/2 connection takes no more requests")
+        if self.open_streams - self._codec.streams_max >= limits.H2_WAITING_MAX:
+            raise errors.QueueFull(
+                f"{self.stream.peer}: {limits.H2_WAITING_MAX} requests wait for a stream already",
+                phase=Phase.QUEUED,
+                maybe_delivered=False,
+            )
+        self.exchanges += 1
+        self.idle_since = None
+        self._pending[exchange] = None
+        if self._open or self._sending:
+            self._wake_writer()
+        else:
+            self._send_at_once()
+        return self.exchanges > 1
+
+    def watch(self, due: float) -> None:
+        """See `Carrier.watch`."""
+        if self._due <= due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = self._loop.call_at(due, self._time_came), due
+
+    def _time_came(self) -> None:
+        self._timer, self._due = None, math.inf
+        for exchange in [*self._open.values(), *self._pending]:
+            exchange.expire()
+
     def upload(self, exchange: Exchange) -> None:
         """See `Carrier.upload`."""
         self._uploads[exchange] = None
@@ -346,7 +369,7 @@ class Http2Connection:
             if self._pending or self._codec.wants_send:
                 self._wake_writer()
         if not self._open and not self._pending:
-            self.idle_since = self._loop.time()
+            self.idle_since = self.time()
         retired = self.retired
         exchange.tell_done(not retired)
         if retired:
@@ -371,7 +394,7 @@ class Http2Connection:
             exchange.fail(errors.WriteError(f"{self.stream.peer}: {why}", phase=Phase.QUEUED, maybe_delivered=False))
 
     def _take_reset(self) -> bool:
-        now = self._loop.time()
+        now = self.time()
         regained = (now - self._reset_at) * limits.H2_RESETS_PER_S
         self._resets_left = min(self._resets_left + regained, float(limits.H2_RESETS_BURST))
         self._reset_at = now
@@ -539,7 +562,7 @@ class Http2Connection:
             else:
                 self._codec.consumed(0, len(event.data))  # of a stream that runs on unread: no new credit for it
         elif isinstance(event, wire.Head):
-            self.answered_at = self._loop.time()
+            self.answered_at = self.time()
             exchange = self._open.get(event.stream_id)
             if exchange is not None:
                 exchange.got_head(event.status, event.headers, ended=event.ended)

@@ -22,7 +22,25 @@ class Bounds(NamedTuple):
 
 
 class Carrier(Protocol):
-    """What an exchange needs of its connection."""
+    """What an exchange needs of its connection.
+
+    Attributes:
+        time: the clock of its event loop.
+    """
+
+    time: Callable[[], float]
+
+    def begin(self, exchange: "Exchange") -> bool:
+        """Give it a stream, or a place among those that wait for one; True where the connection stood before.
+
+        Raises:
+            QueueFull, LocalProtocolError: see `Http2Connection.exchange`.
+        """
+        ...
+
+    def watch(self, due: float) -> None:
+        """Call `expire` no later than `due`. An exchange that is asked early says so by asking anew."""
+        ...
 
     def upload(self, exchange: "Exchange") -> None:
         """Send what `take` gives, as far as the peer lets us."""
@@ -51,7 +69,7 @@ class Exchange:
     """
 
     __slots__ = ("_bounds", "_carrier", "_chunks", "_done", "_failure", "_headers", "_loop", "_moved_at", "_on_stage",
-                 "_out", "_out_last", "_out_taken", "_peer", "_reading", "_sent_all", "_size", "_source", "_timer",
+                 "_out", "_out_last", "_out_taken", "_peer", "_reading", "_sent_all", "_size", "_source", "_time",
                  "_waiter", "complete", "finished", "mark", "request", "status", "stream_id", "uploads")  # fmt: skip
 
     def __init__(
@@ -65,6 +83,7 @@ class Exchange:
         on_stage: Callable[[Phase], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._time = carrier.time
         self._carrier = carrier
         self._bounds = bounds
         self._peer = peer
@@ -73,7 +92,7 @@ class Exchange:
         self._chunks: collections.deque[bytes] = collections.deque()
         self._headers: list[tuple[bytes, bytes]] = []
         self._failure: BaseException | None = None  # how it ended badly, said again if asked again
-        self._moved_at = self._loop.time()  # when bytes of this stream last went either way
+        self._moved_at = self._time()  # when bytes of this stream last went either way
         self._reading = True  # somebody waits for bytes: silence counts
         self._size = 0  # body bytes sent or about to be
         self._sent_all = False
@@ -81,7 +100,6 @@ class Exchange:
         self._out_last = False  # and nothing comes after it
         self._out_taken: asyncio.Future[None] | None = None  # done when the kernel has the piece
         self._source: asyncio.Task[None] | None = None  # only for bodies that come piece by piece
-        self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.request: Final = request
         self.stream_id = self.mark = self.status = 0
@@ -102,33 +120,25 @@ class Exchange:
             return Phase.FIRST_BYTE
         return Phase.SEND if self.stream_id else Phase.QUEUED
 
-    async def run(self, *, reused: bool) -> HttpResponse:
-        """Wait for the head of the answer."""
+    async def run(self) -> HttpResponse:
+        """Begin, and wait for the head of the answer."""
+        reused = self._carrier.begin(self)
         try:
-            self._watch()
+            if not self.stream_id:
+                self._watch()
             while not self.status:
                 if self._failure is not None:
                     raise self._failure
-                await self._wait()
+                await self._news()
         except BaseException:
             await self._end()
             raise
-        return HttpResponse(
-            status=self.status,
-            reason=b"",
-            http_version="HTTP/2",
-            headers=self._headers,
-            peer=self._peer,
-            reused=reused,
-            source=self,
-        )
+        return HttpResponse(self.status, b"", "HTTP/2", self._headers, self._peer, reused, self)
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def _news(self) -> asyncio.Future[None]:
+        """Give what is done when something happens."""
+        waiter = self._waiter = self._loop.create_future()
+        return waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -138,7 +148,7 @@ class Exchange:
     def opened(self, stream_id: int, mark: int) -> None:
         """Note that the stream exists; its head is on its way to the kernel."""
         self.stream_id, self.mark = stream_id, mark
-        self._moved_at = self._loop.time()
+        self._moved_at = self._time()
         self._on_stage(Phase.SEND)
         self._watch()
         if not self.uploads:
@@ -172,7 +182,7 @@ class Exchange:
 
     def sent(self) -> None:
         """Note that the kernel has all that was taken so far."""
-        self._moved_at = self._loop.time()
+        self._moved_at = self._time()
         if self._out is not None or self.finished:
             return
         if self._out_taken is not None and not self._out_taken.done():
@@ -211,11 +221,11 @@ class Exchange:
     # -- called by the connection: the answer ---------------------------------------------------------------------
     def got_interim(self) -> None:
         """Note that an interim answer came."""
-        self._moved_at = self._loop.time()
+        self._moved_at = self._time()
 
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]], *, ended: bool) -> None:
         """Take the head of the answer. An error makes the rest of our body pointless: it is held back."""
-        self._moved_at = self._loop.time()
+        self._moved_at = self._time()
         self.status, self._headers = status, headers
         if not self._sent_all:
             self._on_stage(Phase.FIRST_BYTE)
@@ -231,7 +241,7 @@ class Exchange:
 
     def got_data(self, data: bytes, *, ended: bool) -> None:
         """Take a piece of the body."""
-        self._moved_at = self._loop.time()
+        self._moved_at = self._time()
         if data:
             self._chunks.append(data)
         if ended:
@@ -269,10 +279,10 @@ class Exchange:
                 self._failure = self._closed_early()
                 continue
             self._reading = True
-            self._moved_at = self._loop.time()
+            self._moved_at = self._time()
             self._watch()
             try:
-                await self._wait()
+                await self._news()
             except BaseException:
                 self._failure = self._closed_early()
                 await self._end()
@@ -312,8 +322,6 @@ class Exchange:
         if self.finished:
             return
         self.finished = True
-        if self._timer is not None:
-            self._timer.cancel()
         self._stop_upload()
         self._carrier.release(self)
 
@@ -344,21 +352,16 @@ class Exchange:
         return min(deadline, self._moved_at + silence_s)
 
     def _watch(self) -> None:
-        """Have one timer that fires no later than time runs out. One that fires early finds out and sleeps on."""
+        """See to it that somebody looks when time runs out."""
+        if not self.finished:
+            self._carrier.watch(self._due())
+
+    def expire(self) -> None:
+        """Free the stream where time has run out, whether or not anybody reads the body."""
         if self.finished:
             return
         due = self._due()
-        if self._timer is not None:
-            if self._timer.when() <= due:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._expire)
-
-    def _expire(self) -> None:
-        """Free the stream when time has run out, whether or not anybody reads the body."""
-        self._timer = None
-        due = self._due()
-        if self._loop.time() < due:
+        if self._time() < due:
             self._watch()
             return
         what = "the deadline passed" if due == self._deadline() else f"nothing came for {due - self._moved_at:.3g} s"

@@ -93,7 +93,6 @@ class HttpResponse:
 
     def __init__(
         self,
-        *,
         status: int,
         reason: bytes,
         http_version: str,

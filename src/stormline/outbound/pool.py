@@ -131,14 +131,13 @@ class HttpPool:
         place = self._places.get(key)
         if newer_than is not None and place is not None:
             self._leave_old(place, newer_than)
-        held = None if place is None or place.waiters else self._take_shared(place, None, left)
-        if held is not None:
-            follower.on_held(held)
-            return await self._exchange_shared(held, request, times, follower)
+        if place is not None and place.shared and not place.waiters:
+            held = self._take_shared(place, None, left)
+            if held is not None:
+                return await self._exchange_shared(held, request, times, follower)
         # Now, so that what cannot be sent fails before anything is done for it.
         encoded = self._encoder.encode(request)
         held = self._idle_at(place, left) or await self._find(key, left, times, follower)
-        follower.on_held(held)
         if held.shared is not None:
             return await self._exchange_shared(held, request, times, follower)
         return await self._exchange(held, encoded, times, follower)
@@ -181,6 +180,7 @@ class HttpPool:
         self, held: Held, encoded: Encoded, times: Times, follower: Follower
     ) -> Coroutine[None, None, HttpResponse]:
         """Send a request over an HTTP/1.1 connection of its own, which gives its slot back however that ends."""
+        follower.on_held(held)
         connection = held.connection
         if connection is None:
             self._release(held, reusable=False)
@@ -360,6 +360,7 @@ class HttpPool:
     async def _exchange_shared(
         self, slot: Held, request: HttpRequest, times: Times, follower: Follower
     ) -> HttpResponse:
+        follower.on_held(slot)
         if slot.shared is None:
             raise errors.LocalProtocolError("the connection is not shared")
         began = asyncio.get_running_loop().time()
@@ -511,11 +512,11 @@ class HttpPool:
             return None
         self._count[origin] += 1
         self._total += 1
+        self._places[place.key] = place  # its last idle connection may just have been closed
         return self._occupy(place, None, 0)
 
     def _occupy(self, place: Place, connection: Http1Connection | None, made: int) -> Held:
         slot = Held(place.key, connection, made)
-        self._places[place.key] = place  # its last idle connection may just have been closed
         self._slots[slot] = None
         place.used += 1
         return slot
@@ -530,7 +531,8 @@ class HttpPool:
         place.used -= 1
         if reusable and connection is not None and not self._closed:
             place.idle.append(Idle(connection, self._clock.monotonic(), slot.made))
-            self._plan_sweep(self._idle_s)
+            if self._sweep is None:
+                self._plan_sweep(self._idle_s)
         else:
             self._drop(slot.key.origin)
             if connection is not None:
@@ -538,9 +540,10 @@ class HttpPool:
             if slot.shared is not None:
                 slot.shared.close()
                 self._trim(place)
-        if tell:
+        if tell and self._waiting:
             self._tell(None)
-        self._tidy(place)
+        if not place.idle:
+            self._tidy(place)
 
     # -- waiting --------------------------------------------------------------------------------------------------
     async def _wait(self, place: Place, waiter: Waiter) -> Held:
@@ -718,7 +721,7 @@ class HttpPool:
 
     def _idle_at(self, place: Place | None, left: Collection[Address]) -> Held | None:
         """Give a slot with an idle connection where nothing else comes into question, as almost always."""
-        if place is None or place.waiters or place.may_share or self._closed:
+        if place is None or not place.idle or place.waiters or place.may_share or self._closed:
             return None
         entry = self._take_idle(place, left, next(self._numbers))
         return None if entry is None else self._occupy(place, entry.connection, entry.made)

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from stormline.core import limits
+
 STAGES: Final = (
     "queued", "plan", "resolve", "connect", "tls", "send", "first_byte", "body", "decode", "parse", "callback",
 )  # fmt: skip
@@ -110,16 +112,19 @@ class Timeline:
     """Collects how long each stage took. Re-entering a stage (a second attempt) adds to it.
 
     At any moment one stage is open; entering the next closes it, so the stages add up to the whole.
+
+    Attributes:
+        stage: the open one.
+        story: decisions in words, at most `limits.STORY_LINES_MAX`: (seconds since the start, line).
     """
 
-    __slots__ = ("_now", "_stage", "_stages", "_start", "story")
+    __slots__ = ("_now", "_stages", "_start", "stage", "story")
 
     def __init__(self, now: float) -> None:
         self._start = self._now = now
-        self._stage = "queued"
-        self._stages: dict[str, float] = {}
+        self.stage = "queued"
+        self._stages: dict[str, float] = {}  # milliseconds
         self.story: list[tuple[float, str]] = []
-        """Decisions in words: (seconds since the start, line)."""
 
     def enter(self, stage: str, now: float) -> None:
         """Close the open stage and open `stage`.
@@ -130,46 +135,35 @@ class Timeline:
         """
         if stage not in _KNOWN:
             _check(stage)
-        spent = now - self._now  # as `_close`, which is not called here: this is done six times for each request
+        spent = (now - self._now) * 1000.0
         if spent > 0.0:
             self._now = now
         else:
             spent = 0.0
-        stages = self._stages
-        open_stage = self._stage
-        stages[open_stage] = stages[open_stage] + spent if open_stage in stages else spent
-        self._stage = stage
-
-    def _close(self, now: float) -> None:
-        spent = now - self._now
-        if spent > 0.0:
-            self._now = now
-        else:
-            spent = 0.0
-        self._stages[self._stage] = self._stages.get(self._stage, 0.0) + spent
+        stages, ended = self._stages, self.stage
+        stages[ended] = stages[ended] + spent if ended in stages else spent
+        self.stage = stage
 
     def move(self, source: str, target: str, seconds: float) -> None:
         """Book `seconds` of what was counted under `source` on `target` instead (body read v decoding).
 
         The open stage has counted nothing since it was entered: enter the next one first.
         """
-        _check(target)
-        taken = min(max(0.0, seconds), self._stages.get(source, 0.0))
-        if taken:
-            self._stages[source] -= taken
-            self._stages[target] = self._stages.get(target, 0.0) + taken
+        if target not in _KNOWN:
+            _check(target)
+        stages = self._stages
+        counted = stages.get(source, 0.0)
+        taken = min(counted, seconds * 1000.0)
+        if taken > 0.0:
+            stages[source] = counted - taken
+            stages[target] = stages[target] + taken if target in stages else taken
 
     def note(self, now: float, line: str) -> None:
         """Add one decision to the story."""
-        self.story.append((now - self._start, line))
-
-    @property
-    def stage(self) -> str:
-        """The open stage."""
-        return self._stage
+        if len(self.story) < limits.STORY_LINES_MAX:
+            self.story.append((now - self._start, line))
 
     def finish(self, now: float) -> tuple[float, dict[str, float]]:
-        """Close the open stage; give total and stages, in milliseconds."""
-        self._close(now)
-        total = (self._now - self._start) * 1000.0
-        return total, {stage: self._stages[stage] * 1000.0 for stage in STAGES if stage in self._stages}
+        """Close the open stage; give total and stages, as they were first entered, in milliseconds."""
+        self.enter(self.stage, now)
+        return (self._now - self._start) * 1000.0, self._stages.copy()

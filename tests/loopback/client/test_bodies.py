@@ -23,7 +23,7 @@ from stormline.core.values import Address
 from stormline.testing.gateway import answering
 from stormline.testing.http2 import Peer
 from stormline.testing.origin import plain
-from stormline.testing.world import HOST
+from stormline.testing.world import HOST, wait_until
 
 pytestmark = pytest.mark.loopback
 CODERS = {"gzip": gzip.compress, "br": brotli.compress, "zstd": zstd.compress}
@@ -230,6 +230,67 @@ class TestHttp1:
         head = b"HTTP/1.1 206 Partial Content\r\ncontent-encoding: gzip\r\ncontent-range: bytes 100-199/999999\r\n"
         there = await serve({"/": head + b"content-length: 100\r\n\r\n" + part})
         assert b"".join(await asker.stream(there.url(), "iter_raw")) == part
+
+
+class TestPlain:
+    """Bodies without a content coding, read whole by an asynchronous client."""
+
+    @pytest.fixture(name="way", params=[way for way in WAYS if way.is_async], ids=str)
+    def _way(self, request):
+        return request.param
+
+    @pytest.fixture(name="there")
+    async def _there(self, serve):
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: 20000\r\n\r\n"
+        return await serve({"/": head + TEXT[:20_000], "/half": head + TEXT[:10_000]})
+
+    async def test_body_is_there_and_told_of_as_by_the_module(self, asker, there):
+        async with asker.client.stream("GET", there.url()) as response:
+            assert await response.aread() == TEXT[:20_000]
+            assert (response.num_bytes_downloaded, response.is_closed, response.is_stream_consumed) == (
+                20_000,
+                True,
+                True,
+            )
+            assert response.elapsed.total_seconds() > 0
+            assert await response.aread() is response.content
+        await asker.ask(there.url())
+        assert there.connections == 1
+
+    async def test_stream_that_a_hook_puts_around_it_is_read(self, asker, there):
+        class Upper(asker.module.AsyncByteStream):
+            def __init__(self, stream):
+                self._stream = stream
+
+            async def __aiter__(self):
+                async for piece in self._stream:
+                    yield piece.upper()
+
+            async def aclose(self):
+                await self._stream.aclose()
+
+        async def hook(response):
+            response.stream = Upper(response.stream)
+
+        asker.client.event_hooks = {"response": [hook]}
+        assert (await asker.ask(there.url())).content == TEXT[:20_000].upper()
+
+    async def test_stream_that_was_read_raw_says_so(self, asker, there):
+        async with asker.client.stream("GET", there.url()) as response:
+            _ = [piece async for piece in response.aiter_raw()]
+            with pytest.raises(asker.module.StreamConsumed):
+                await response.aread()
+
+    async def test_reader_who_is_cancelled_leaves_nothing_open(self, asker, there):
+        async with asker.client.stream("GET", there.url("/half")) as response:
+            reading = asyncio.create_task(response.aread())
+            await wait_until(lambda: response.is_stream_consumed)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert response.is_closed
+        runtime = asker.client._transport.runtime()
+        assert runtime._pool.open_connections == 0
 
 
 class TestIterators:

@@ -188,7 +188,7 @@ class TestMeans:
 
     async def test_names_of_a_later_version_are_left_out_with_one_line_each(self, origin, tls, platform, caplog):
         server = await origin(ssl=tls())
-        told = {"preset": "swift", "order": ("relay", "direct"), "tries": {"relay": 2}, "disabled": ("warp",)}
+        told = {"preset": "swift", "order": ("pigeon", "direct"), "tries": {"pigeon": 2}, "disabled": ("warp",)}
         caplog.set_level(logging.WARNING, "stormline.client")
         here = await platform({NAME: server.address}, by_name())
         here.source.put(msgspec.structs.replace(here.source.current(), version=2, hosts={NAME: by_name(**told)}))
@@ -197,7 +197,7 @@ class TestMeans:
             await here.runtime.scheduling.refresh()
         lines = [line for line in caplog.messages if "does not know" in line]
         assert len(lines) == 3
-        assert all(any(name in line for line in lines) for name in ("swift", "relay", "warp"))
+        assert all(any(name in line for line in lines) for name in ("swift", "pigeon", "warp"))
 
 
 class TestSwitches:
