@@ -186,6 +186,16 @@ async def test_mute_server_takes_requests_and_never_answers(start: Start, http2:
     assert place.counters.requests_by_id["1"] == 1
 
 
+async def test_server_that_is_mute_over_http2_answers_over_http1(start: Start) -> None:
+    place = await start(Behaviour(mute_http2=True))
+    async with place.client(http2=True) as client:
+        with pytest.raises(httpx2.ReadTimeout):
+            await get(client, "/item/1/10")
+    async with place.client(http2=False) as client:
+        assert (await get(client, "/item/2/10")).status_code == 200
+    assert place.counters.requests_by_id == {"1": 1, "2": 1}
+
+
 async def test_accept_only_server_never_shakes_hands(start: Start) -> None:
     place = await start(Behaviour(accept_only_pct=100))
     async with place.client() as client:

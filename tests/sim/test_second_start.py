@@ -28,13 +28,14 @@ from stormline.testing.simtls import SimTlsContext, SimTrust
 
 NAME = "api.sim"
 PATIENCE_S = 10.0
-GOOD, GOOD_TOO = "198.51.100.7", "198.51.100.8"
+GOOD, GOOD_TOO, GOOD_THREE = "198.51.100.7", "198.51.100.8", "198.51.100.9"
 FIRST = {
     "first-dead": "198.51.100.1",
     "ipv6-dead": "2001:db8::1",
     "ipv6-tls-hangs": "2001:db8::1",
     "first-tls-hangs": "198.51.100.1",
     "h2-mute": GOOD,
+    "h2-mute-beside-dead": "198.51.100.1",
 }
 """The address that DNS gives first, and what is wrong with it."""
 
@@ -50,11 +51,12 @@ class Servers:
         self.trouble = trouble
         self.tasks = HttpTasks()
         self.held = []
-        self.addresses = tuple(dict.fromkeys((FIRST[trouble], GOOD, GOOD_TOO)))
+        more = (GOOD_THREE, "2001:db8::1") if trouble == "h2-mute-beside-dead" else ()
+        self.addresses = tuple(dict.fromkeys((FIRST[trouble], GOOD, GOOD_TOO, *more)))
         self.hosts = {ip: net.host(ip, ip) for ip in self.addresses}
         for ip, host in self.hosts.items():
             first = ip == FIRST[trouble]
-            host.dark = first and trouble.endswith("dead")
+            host.dark = (first and trouble.endswith("dead")) or ip in more[1:]
             hangs = first and trouble.endswith("hangs")
             host.listen(443, self.held.append if hangs else self.accept)
 
@@ -63,7 +65,7 @@ class Servers:
         SimTransport(sock, lambda: Connection(self.answer, self.tasks), context)
 
     async def answer(self, asked, exchange):
-        if self.trouble == "h2-mute" and exchange.version == 2:
+        if self.trouble.startswith("h2-mute") and exchange.version == 2:
             await asyncio.Event().wait()
         exchange.head(200, [], 2)
         exchange.piece(b"ok")
@@ -171,8 +173,24 @@ def test_second_start_goes_straight_to_what_worked(trouble, number, base_seed, t
     phone, first, second = two_starts(trouble, base_seed + number, (tmp_path, tmp_path))
     assert second.ok
     assert len(second.begun) == 1
-    assert second.begun[0] in (GOOD, GOOD_TOO)
+    assert second.begun[0] in (GOOD, GOOD_TOO, GOOD_THREE)
     assert second.took_s <= straight_s(phone) < first.took_s
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_http2_that_is_mute_at_every_address_costs_the_first_start_some_seconds(number, base_seed):
+    _, first, _ = two_starts("h2-mute-beside-dead", base_seed + number, (None, None), calls=1)
+    assert first.ok
+    assert first.took_s <= 0.8 * PATIENCE_S  # the five connections that could be tried over HTTP/2 would take longer
+
+
+@pytest.mark.parametrize("trouble", ["h2-mute", "h2-mute-beside-dead"])
+@pytest.mark.parametrize("number", range(5))
+def test_one_request_is_enough_to_learn_that_http2_is_mute(trouble, number, base_seed, tmp_path):
+    phone, _, second = two_starts(trouble, base_seed + number, (tmp_path, tmp_path), calls=1)
+    assert second.ok
+    assert len(second.begun) == 1
+    assert second.took_s <= straight_s(phone)
 
 
 @pytest.mark.parametrize("trouble", FIRST)

@@ -12,7 +12,9 @@ from stormline.lab.results import Outcome, RunKey, Traffic, Trust
 from stormline.policy.verdict import Condition, Confidence
 
 
-@pytest.mark.parametrize("words", [["lab"], ["lab", "run", "--profile", "wifi"], ["lab", "validate"]])
+@pytest.mark.parametrize(
+    "words", [["lab"], ["lab", "run", "--profile", "wifi"], ["lab", "validate"], ["lab", "starts"]]
+)
 def test_lab_without_root_says_so_in_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,6 +38,14 @@ def test_lab_without_root_says_so_in_one_line(
 )
 def test_lab_run_unknown_word_is_named(words: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["lab", "run", *words]) == 1
+    assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "word"), [(["--way", "pigeon"], "origin, long, names"), (["--restarts", "5"], "6 or more")]
+)
+def test_lab_starts_that_cannot_be_are_refused(words: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["lab", "starts", *words]) == 1
     assert word in capsys.readouterr().err
 
 

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from stormline.bench.results import Row
     from stormline.lab.results import Result, RunKey
     from stormline.lab.run import Progress
+    from stormline.lab.starts import Visit
     from stormline.lab.verdicts import Outcome
 
 RESULTS = Path("bench/results")
@@ -232,6 +234,58 @@ def verdicts_(
         raise typer.Exit(1)
 
 
+@group.command("starts")
+def starts_(
+    seed: SeedOption = None,
+    restarts: Annotated[
+        int, typer.Option("--restarts", metavar="N", help="Starts of each app on the three harsh networks.")
+    ] = 20,
+    way: Annotated[
+        list[str] | None,
+        typer.Option("--way", metavar="NAME", help="How the host is reached: origin, long, names; repeatable."),
+    ] = None,
+    jobs: JobsOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keep figures and starts in lab_starts.json there.")
+    ] = None,
+    json: output.JsonFlag = False,
+) -> None:
+    """Start an app again and again on networks it knows, beside one that forgets; exit 1 where that is no gain.
+
+    Figures: start30_success_pct (all first requests answered within 30 s of the start) and
+    return_median_reduction_pct (time to the first answer on a return, against the first visit).
+    """
+    import tempfile
+
+    from stormline.lab import run, starts
+    from stormline.lab.namespaces import require_lab
+
+    unknown = [name for name in way or () if name not in starts.WAYS]
+    if unknown:
+        raise errors.ConfigError(f"--way {unknown[0]}: there are {', '.join(starts.WAYS)}")
+    seeds = seed or [1]
+    starts.journey(seeds[0], restarts)
+    require_lab()
+    with _ended_cleanly(), tempfile.TemporaryDirectory() as folder:
+        found = starts.run_all(
+            seeds,
+            folder=Path(folder),
+            jobs=jobs or max(1, run.usual_jobs() // 2),
+            restarts=restarts,
+            ways=way or starts.WAYS,
+            on_visit=lambda each: output.print_json(each.data()) if json else None,
+        )
+    rows = _starts_rows(found)
+    if out is not None:
+        _keep_starts(found, rows, out.expanduser())
+    if not json:
+        output.console().print(_starts_table(found))
+        for each in rows[:3]:
+            print(f"{each.name}: {each.ours:g} {each.unit}, {each.peer} {each.peer_value:g} (goal {each.goal:g})")
+    if not all(each.ok for each in rows[:2]):
+        raise typer.Exit(1)
+
+
 @group.command("report")
 def report(
     source: Annotated[Path, typer.Option("--in", metavar="FILE", help="Results, JSON lines.")] = RESULTS / LINES,
@@ -363,6 +417,53 @@ def _keep_verdicts(found: "Sequence[Outcome]", folder: Path) -> None:
     document["matrix"] = verdicts.matrix(found)
     document["runs"] = [each.data() for each in found]
     bench.keep(document, folder)
+
+
+def _keep_starts(found: "Sequence[Visit]", rows: "list[Row]", folder: Path) -> None:
+    """Write the figures, and every start."""
+    from stormline.bench import results as bench
+    from stormline.lab import starts
+
+    document = bench.document("lab_starts", rows)
+    document["seeds"] = sorted({each.seed for each in found})
+    document["fields"] = starts.FIELDS
+    document["starts"] = [starts.line(each) for each in found]
+    bench.keep(document, folder)
+
+
+def _starts_rows(found: "Sequence[Visit]") -> "list[Row]":
+    from stormline.bench import results as bench
+    from stormline.lab import starts
+
+    return [
+        bench.row(
+            each.name, each.value, each.unit, goal=each.goal, better=each.better,
+            peer="" if each.without is None else "without learning", peer_value=each.without,
+        )
+        for each in starts.figures(found)
+    ]  # fmt: skip
+
+
+def _starts_table(found: "Sequence[Visit]") -> "Table":
+    """Show what starts took until their first answer, by network and way."""
+    from rich.table import Table
+
+    from stormline.lab import starts
+
+    table = Table("network", "way", box=None, pad_edge=False)
+    for name in ("first visit s", "return s", "without s", "less %", "ok", "ok without"):
+        table.add_column(name, justify="right")
+    for each in starts.cells(found):
+        times = (f"{value:.2f}" for value in (each.first_s, each.return_s, each.without_s))
+        table.add_row(
+            each.network,
+            each.way,
+            *times,
+            f"{each.reduction_pct:.0f}",
+            f"{each.ok}/{each.starts}",
+            f"{each.without_ok}/{each.starts}",
+        )
+    return table
 
 
 def _rows(found: "Sequence[Result]") -> list[Any]:

@@ -227,6 +227,8 @@ class Executor:
                 step = await self._after_failure(run, failed)
             else:
                 _tell(run.trace, reply)
+                if run.stalled:
+                    recourse.outdone(lane, reply, self._time())
                 if reply.path is not None and reply.path is not run.path:
                     switch(run, reply.path)
                 if reply.path is None or reply.path is self._first:
@@ -381,7 +383,7 @@ class Executor:
             lane.note(f"{held.peer} has not shown that it answers: {decision.why}")
             held.set_aside()
             run.left.add(held.peer)
-            self._open_beside(lane, unproven=held)
+            self._open_beside(lane, unproven=True)
         elif lane.fresh_at is None and self._is_shunned(lane, held) and steering.room(run.request.host):
             lane.note(f"{held.peer} does not answer another request either")
             lane.given_up = True
@@ -438,13 +440,13 @@ class Executor:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _open_beside(self, lane: Lane, *, hedge: bool = False, unproven: Held | None = None) -> None:
+    def _open_beside(self, lane: Lane, *, hedge: bool = False, unproven: bool = False) -> None:
         """Take another step beside a silent or (`hedge`) late lane, where request, host, budget and deadline allow.
 
         Args:
             lane: the silent one.
             hedge: it is only late.
-            unproven: its connection, where an answer over the other is to show that this one does not give any.
+            unproven: an answer over the other is to show that its connection does not give any.
         """
         run = lane.run
         if not hedge:
@@ -469,21 +471,23 @@ class Executor:
         other.note(f"try {step.means}{_where(step)}")
         run.trace.handed_down(run.shape.request_bytes)
         self._hedged(run.shape.request_bytes)
-        attempt = self._run_beside(other, unproven)
+        attempt = self._run_beside(other, lane if unproven else None)
         task = run.beside(other, attempt, functools.partial(_beside_failed, other, lane))
         self.admission.beside(run, task)
 
     def _run_over(self, lane: Lane) -> Coroutine[None, None, Reply]:
         return self._run_beside(lane, None)
 
-    async def _run_beside(self, lane: Lane, unproven: Held | None) -> Reply:
+    async def _run_beside(self, lane: Lane, unproven: Lane | None) -> Reply:
         try:
             reply = await self._try(lane)
         finally:
             lane.end()
-        if unproven is not None and not unproven.answered:
-            unproven.distrust()
-            lane.path.steering.unanswered(lane.run, unproven.peer, waited_s=None)
+        held = None if unproven is None else unproven.held
+        if unproven is not None and held is not None and not held.answered:
+            held.distrust()
+            if not recourse.outdone(unproven, reply, self._time()):
+                lane.path.steering.unanswered(lane.run, held.peer, waited_s=None)
         return reply
 
     # -- the body -----------------------------------------------------------------------------------------------------

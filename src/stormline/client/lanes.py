@@ -138,8 +138,9 @@ class Run:
         left: addresses that were tried for this call in vain.
         off: what is switched off for it.
         answering: the connection that its answer comes over; None for the long one, and before.
-        blocked: HTTP/1.1 alone: HTTP/2 is switched off, or has stalled for it on a path that is alive, and its host has
-            no address that was not tried.
+        stalled: IP addresses where HTTP/2 has stalled for it on a path that is alive.
+        blocked: HTTP/1.1 alone: HTTP/2 is switched off, or has stalled at two addresses, or its host has none that was
+            not tried.
         ladder: the steps it may take; set before the first.
         path: the way out that its next lane takes; set before the first.
         detours: attempts made over another way than the one that was dark.
@@ -157,7 +158,7 @@ class Run:
     __slots__ = ("_interrupted", "_moved", "_task", "_waiter", "_won", "admitted_at", "answering",
                  "asked_at", "blocked", "body", "bytes_down", "came_at", "detours", "ends_at", "first_byte_s",
                  "gate", "judged", "key", "ladder", "left", "level", "limits", "loop", "off", "others", "over",
-                 "park_until", "path", "queued", "request", "shape", "time", "trace", "urgency")  # fmt: skip
+                 "park_until", "path", "queued", "request", "shape", "stalled", "time", "trace", "urgency")  # fmt: skip
     ladder: Ladder
     path: "Path"
 
@@ -174,6 +175,7 @@ class Run:
         self.shape = shape
         self.left: set[Address] = set()
         self.off: Collection[str] = ()
+        self.stalled: set[str] = set()
         self.blocked = False
         self.answering: Held | None = None
         self.others: dict[asyncio.Task[Reply], Lane] = {}

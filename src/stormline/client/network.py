@@ -84,6 +84,10 @@ class Tools(Protocol):
         """Do what a change calls for."""
         ...
 
+    def recognised(self, info: NetworkInfo) -> None:
+        """Take note that the network is the same as before, and is known by another id now."""
+        ...
+
     def heard_at(self) -> float:
         """Give when something last came over the network (loop time)."""
         ...
@@ -238,6 +242,8 @@ class NetworkState:
         if change is not None:
             self._deliver(change)
         else:
+            if tools is not None and self._tracker.info.id != before.id:
+                tools.recognised(self._tracker.info)
             self._rejudge()
         return change
 

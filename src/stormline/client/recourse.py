@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ORIGIN_CARRIERS: Final = ("h1", "h2")
 """`wire.plan.Carrier`, by value: that module is loaded with a platform only. Both are asked the same way: which of the
 two is spoken is agreed upon in TLS (ALPN)."""
+_OUTDONE: Final = 3.0
+"""How many times as long HTTP/2 must have been silent: a server that takes its time takes it over either."""
 Known = Mapping[str, tuple[Address, ...]]
 """Addresses by host, from the settings; port 0 stands for the request's own."""
 
@@ -128,16 +130,39 @@ def is_late(lane: Lane, steering: "Steering", now: float) -> bool:
 
 
 def find_blocked(lane: Lane, steering: "Steering") -> None:
-    """See whether HTTP/2 itself is what stalls: the path is alive, and every address has been tried.
+    """See whether HTTP/2 itself is what stalls: the path is alive, and another address does or would do no better.
 
     Then what is tried next is one request on one connection: HTTP/1.1, which nothing else can hold up.
     """
     run, held = lane.run, lane.held
     if run.blocked or H1 in run.off or held is None or held.shared is None or lane.asked_at is None:
         return
-    if steering.only_stalled(run, held, lane.asked_at):
+    if not steering.heard_since(held, lane.asked_at):
+        return  # dark: another protocol would be as dark
+    if held.peer is not None:
+        run.stalled.add(held.peer.host)
+    if len(run.stalled) > 1 or steering.tried_all(run, held):
         run.blocked = True
-        lane.note(f"HTTP/2 stalls at {held.peer}, and there is no other address: HTTP/1.1 from here")
+        lane.note(f"HTTP/2 stalls at {held.peer}, and not there alone: HTTP/1.1 from here")
+
+
+def outdone(silent: Lane, reply: Reply, now: float) -> bool:
+    """Learn that HTTP/1.1 has answered a call in a fraction of the time that a lane over HTTP/2 was silent for.
+
+    At an address that is silent over HTTP/2, or after two were: else it may be the address that is silent.
+
+    Returns:
+        The address is not to blame.
+    """
+    run, held, peer = silent.run, silent.held, None if reply.held is None else reply.held.peer
+    if reply.carrier != "h1" or peer is None or held is None or held.shared is None or silent.asked_at is None:
+        return False
+    same = peer.host in run.stalled
+    waited_s = now - silent.asked_at
+    if not (same or len(run.stalled) > 1) or run.first_byte_s is None or waited_s < _OUTDONE * run.first_byte_s:
+        return False
+    silent.path.steering.outdone(run, "h2", waited_s=waited_s)
+    return same
 
 
 def worse(first: errors.TransportError | None, second: errors.TransportError) -> errors.TransportError:

@@ -24,7 +24,7 @@ from stormline.client.parking import Parking
 from stormline.client.path import Path
 from stormline.client.paths import Paths
 from stormline.client.preconnect import Preconnector
-from stormline.client.steering import Steering
+from stormline.client.steering import Planned, Steering
 from stormline.client.trace import CallTrace
 from stormline.core import errors, ids, limits_means, limits_memory
 from stormline.core.phase import Phase
@@ -272,6 +272,11 @@ class Runtime:
         self._leave_gone(doubt=True)
         self._paths.changed(network=True)
 
+    def recognised(self, info: NetworkInfo) -> None:
+        """Go on under the name that the network has now, such as its router's, which was not known before."""
+        if info.routed is not False:
+            self.steering.rename(self._place(info))
+
     def _dialer(
         self,
         context: ssl.SSLContext,
@@ -377,7 +382,7 @@ class Runtime:
         steering = self.steering
         self.scheduling.network = lambda: "" if steering.network.kind == "unknown" else steering.network.kind
         self._allowance.scheduling, self._allowance.commands = self.scheduling, Commands()
-        long_dialer = self._dialer(long_context, roles=True)
+        long_dialer = self._dialer(long_context, Planned(steering), roles=True)
         self.longline = LongLine(config, app, self.scheduling, long_dialer, self.rng, CLIENT_NAME)
         self.longline.woke = self.counting.woke
         if config.report:

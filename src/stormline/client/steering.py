@@ -167,6 +167,17 @@ class Steering:
             ahead_s = self._wall_s() - now
             strategies.recall(kept, self.network, self.addresses, self.timeouts, self.strategy, now, ahead_s)
 
+    def rename(self, network: Network) -> None:
+        """Know the network by another name from now on, with what was learned of it, and what was kept under that."""
+        if network.id == self.network.id:
+            return
+        learned, self.network = self.collect(self.network), network
+        now = self._loop.time()
+        ahead_s = self._wall_s() - now
+        strategies.recall(learned, network, self.addresses, self.timeouts, self.strategy, now, ahead_s)
+        self.enter_network()
+        self.learned()
+
     def collect(self, network: Network) -> NetworkRecord:
         """Give what is to be kept of a network."""
         now = self._loop.time()
@@ -199,8 +210,10 @@ class Steering:
         return offered if order[0] != offered[0] and self._tries_out() else order
 
     # -- what the dialer asks and tells (`outbound.dial.Advice`) ----------------------------------------------------
-    def order(self, host: str, addresses: Sequence[Address], left: Collection[Address]) -> list[Address]:
-        """Put addresses into the order in which to start them."""
+    def order(
+        self, host: str, addresses: Sequence[Address], left: Collection[Address], *, ipv4_first: bool = False
+    ) -> list[Address]:
+        """Put addresses into the order in which to start them; IPv6 goes first where it has not lost."""
         self.enter_network()
         self._dialled.pop(host, None)
         if len(self._dialled) >= limits.DIALLED_HOSTS_MAX:
@@ -214,7 +227,7 @@ class Steering:
             [_candidate(each) for each in addresses],
             self._loop.time(),
             left=[_candidate(each) for each in left],
-            ipv4_first=self._prefers_ipv4(host) or self._asks_ipv4_first(host),
+            ipv4_first=ipv4_first or self._prefers_ipv4(host) or self._asks_ipv4_first(host),
         )
         # Families are tried anew by the book, when their time has come.
         family = ranked[0].candidate.family
@@ -498,18 +511,25 @@ class Steering:
         """Ask for one repetition; see `RetryBudget.plan`."""
         return self.budget.plan(host, self._loop.time(), heard=heard)
 
-    def only_stalled(self, call: Trying, held: "Held", since: float) -> bool:
-        """Say whether a connection stalls on a path that is alive, and its host has no address that was not tried.
+    def heard_since(self, held: "Held", since: float) -> bool:
+        """Say whether the path of a connection is alive: since then it has acknowledged all, or anything here came."""
+        if max(self._heard_at, held.heard_at) > since:
+            return True
+        info = held.tcp_info()
+        if info is None or info.unacked_bytes or info.ack_age_s is None:
+            return False
+        return self._loop.time() - info.ack_age_s > since
 
-        Args:
-            call: whose request is on it.
-            held: the connection.
-            since: the loop's time at which the request had left.
-        """
-        if max(self._heard_at, held.heard_at) <= since:
-            return False  # dark: another protocol would be as dark
+    def tried_all(self, call: Trying, held: "Held") -> bool:
+        """Say whether the host of a connection has no address that a call has not tried."""
         known = self._dialled.get(call.request.host, ())
         return all(address == held.peer or address in call.left for address in known)
+
+    def outdone(self, call: Call, protocol: str, *, waited_s: float) -> None:
+        """Learn that a call had its answer by another protocol, while this one had kept it waiting for so long."""
+        now = self._loop.time()
+        self.strategy.observe(self.network.id, call.shape.host, protocol, now, worked=False, tried_s=waited_s)
+        self.learned()
 
     def hedge(self, call: Call, waited_s: float) -> bool:
         """Say whether a read that has waited this long gets a second one beside it; then its bytes are taken."""
@@ -643,6 +663,25 @@ class Steering:
     def overloaded(self, host: str, retry_after_s: float | None) -> None:
         """`host` said that it has too much to do."""
         self.budget.observe_overload(host, self._loop.time(), retry_after_s=retry_after_s)
+
+
+class Planned:
+    """The `Advice` for gateways: what dispatch has put in front goes first, whatever its family, until it has lost.
+
+    Args:
+        steering: what was learned.
+    """
+
+    def __init__(self, steering: Steering) -> None:
+        self._steering = steering
+        self.pace = steering.pace
+        self.connected = steering.connected
+        self.failed = steering.failed
+        self.outrun = steering.outrun
+
+    def order(self, host: str, addresses: Sequence[Address], left: Collection[Address]) -> list[Address]:
+        """See `Steering.order`."""
+        return self._steering.order(host, addresses, left, ipv4_first=":" not in addresses[0].host)
 
 
 def _owed_bytes(info: "TcpInfo", waited_s: float) -> int | None:

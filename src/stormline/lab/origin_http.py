@@ -163,6 +163,8 @@ class Connection(asyncio.Protocol):
     def mute(self) -> bool:
         """True where requests are read and never answered, as by a server whose workers hang: TLS, SETTINGS and PING
         of the same connection work."""
+        if self.site.behaviour.mute_http2 and isinstance(self._session, Http2):
+            return True
         return self._fate == "mute"
 
     @property

@@ -31,6 +31,8 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Less than a server's first flight: the handshake gets stuck."""
     mute_pct: float = 0.0
     """Connections on which requests are read and never answered."""
+    mute_http2: bool = False
+    """All that speak HTTP/2 are such, as behind a box that swallows it."""
 
     error_pct: float = 0.0
     """Requests answered with `error_status`."""

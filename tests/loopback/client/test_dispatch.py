@@ -272,10 +272,13 @@ class TestStore:
         here = await world(answering())
         async with here.client(store=tmp_path / "store") as client:
             await client.post(URL, content=b"x")
-        modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "store").iterdir()}
+        found = list((tmp_path / "store").rglob("*"))
+        modes = {path.name: path.stat().st_mode & 0o777 for path in found if path.is_file()}
         assert set(modes.values()) == {0o600}
-        assert set(modes) == {f"{APP}.token", f"{APP}.plan", f"{APP}.floor", f"{APP}.lock", "network.key"}
-        assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+        assert set(modes) >= {f"{APP}.token", f"{APP}.plan", f"{APP}.floor", f"{APP}.lock", "network.key"}
+        assert {path.name for path in found if path.is_dir()} == {"networks"}
+        for folder in (tmp_path / "store", tmp_path / "store" / "networks"):
+            assert folder.stat().st_mode & 0o777 == 0o700
 
     async def test_life_spent_while_not_running_counts(self, world, tmp_path):
         here = await world(answering())

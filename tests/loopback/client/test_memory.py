@@ -13,10 +13,15 @@ import stormline
 from stormline.client.background import BACKGROUND
 from stormline.client.outside import Outside
 from stormline.core import limits_memory
-from stormline.core.values import Address
+from stormline.core.values import Address, Secret
 from stormline.net import stream
+from stormline.net.network import NoNetworkPort
 from stormline.policy.addresses import Candidate
+from stormline.policy.network import NetworkInfo
+from stormline.testing.gateway import answering
 from stormline.testing.origin import plain
+from stormline.testing.world import APP, GATEWAY_NAME, HOST, bundle_for, rules_for, running_dispatch
+from stormline.wire.plan import Endpoint, HostPlan
 
 pytestmark = pytest.mark.loopback
 
@@ -62,7 +67,7 @@ class Machine:
         """Run an app once that asks some times, each over a connection of its own; give where it connected to."""
         self.begun.clear()
         client = stormline.AsyncClient(
-            config=stormline.Config(store=store, network="wifi", **settings), outside=self.outside
+            config=stormline.Config(**{"store": store, "network": "wifi", **settings}), outside=self.outside
         )
         async with client:
             for _ in range(calls):
@@ -80,6 +85,34 @@ async def test_second_start_begins_no_connection_to_the_address_that_is_dead(bro
         assert hole.address in first
         assert await machine.start(tmp_path) == [there.address]
         assert await machine.start(None) == [hole.address, there.address]
+
+
+async def test_second_start_opens_the_long_connection_where_it_stood(world, tmp_path):
+    with contextlib.closing(Hole("127.0.0.1")) as hole:
+        began = []
+
+        async def open_tcp(address):
+            began.append(address)
+            return await stream.open_tcp(address)
+
+        made = await world(answering())
+        there = made.gateway.address
+        gateways = [
+            Endpoint(host=each.host, port=each.port, server_name=GATEWAY_NAME, weight=weight)
+            for each, weight in ((hole.address, 1), (there, 0))
+        ]
+        hosts = {HOST: HostPlan(endpoints=tuple(gateways))}
+        rules = rules_for(hosts=hosts, gateways={}, apps={APP: frozenset(hosts)})
+        async with running_dispatch(made.pki, rules) as (dispatch, _):
+            bundle = bundle_for(made.pki, dispatch)
+            tried = []
+            for store in (tmp_path, tmp_path, None):
+                config = made.config(bundle=bundle, store=store, network="wifi")
+                began.clear()
+                async with stormline.AsyncClient(config=config, outside=Outside(open_tcp=open_tcp)) as client:
+                    assert (await client.get(f"https://{HOST}/")).status_code == 200
+                tried.append([each for each in began if each in (hole.address, there)])
+    assert tried == [[hole.address, there], [there], [hole.address, there]]
 
 
 async def test_client_without_a_store_writes_nothing(names, origin, tmp_path, monkeypatch):
@@ -210,3 +243,39 @@ async def test_file_of_a_full_memory_is_read_in_some_milliseconds(tmp_path, name
         known = [Candidate(f"192.0.2.{place}", 443) for place in range(limits_memory.MEMORY_ADDRESSES_MAX)]
         ranked = steering.addresses.plan(steering.network.id, last, known, asyncio.get_running_loop().time())
         assert {each.why for each in ranked} == {"0 of the last 8 failed"}
+
+
+class Joined(NoNetworkPort):
+    """A WiFi whose router's link-layer address the kernel may not know yet."""
+
+    def __init__(self, *, known):
+        self.known = known
+
+    def look(self):
+        return NetworkInfo(
+            kind="wifi",
+            interface="wlan0",
+            addresses=("192.168.1.7",),
+            prefixes=("192.168.1.0/24",),
+            gateway="192.168.1.1",
+            gateway_link=Secret("02:00:00:00:00:01") if self.known else None,
+            routed=True,
+        )
+
+
+async def test_what_is_learned_before_the_router_is_known_is_there_when_it_is(names, origin, tmp_path):
+    there = await origin()
+    with contextlib.closing(Hole("127.0.0.1")) as hole:
+        machine = Machine(names, {"a.test": (hole.address, there.address)})
+        port = Joined(known=False)
+        client = stormline.AsyncClient(
+            config=stormline.Config(store=tmp_path, network_port=port), outside=machine.outside
+        )
+        async with client:
+            assert (await client.get("http://a.test/")).text == "ok"
+            before = client.network.info.id
+            port.known = True
+            client._storm.runtime().network.look()
+            assert client.network.info.id == client._storm.runtime().steering.network.id != before
+        assert hole.address in machine.begun
+        assert await machine.start(tmp_path, network="unknown", network_port=Joined(known=True)) == [there.address]
