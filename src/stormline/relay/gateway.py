@@ -361,8 +361,8 @@ def _media(scope: Scope) -> str:
 
 
 def _unopened(error: errors.StormlineError) -> _Outside:
-    if isinstance(error, errors.UnknownKeyError):
-        return _Outside(400, "the key is none of this gateway's", ohttp.KEY_PROBLEM)
+    if isinstance(error, errors.SignatureError):  # the key's id may be known, and the key another
+        return _Outside(400, "this was not sealed for a key of this gateway's", ohttp.KEY_PROBLEM)
     return _Outside(400, "this is no sealed request of this gateway's")
 
 

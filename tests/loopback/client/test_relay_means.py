@@ -1,0 +1,217 @@
+"""Where neither names nor TLS to the origin work, a request goes through the relay that a real plan names."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+import httpx2
+import msgspec
+import pytest
+
+import stormline
+from stormline.core import errors
+from stormline.core.values import Address
+from stormline.dispatch.rules import RuleSet, check
+from stormline.dispatch.unit import HeldRules
+from stormline.net.clock import SystemClock, SystemRng
+from stormline.net.trust import roles_context
+from stormline.relay import keys, service
+from stormline.testing.origin import plain
+from stormline.testing.world import APP, bundle_for, running_dispatch, wait_until
+from stormline.wire import jws, ohttp
+from stormline.wire.plan import SEALED, Endpoint, HostPlan, Policy
+
+pytestmark = pytest.mark.loopback
+NAME = "site.test"
+
+
+async def told(request, writer):
+    body = b"%s %s %s" % (request.method.encode(), request.target.encode(), request.body)
+    writer.write(plain(body, etag='"1"', set_cookie="a=b"))
+
+
+@dataclass
+class Platform:
+    """What a test has in its hand.
+
+    Attributes:
+        source: the rules of the centre.
+        http: a client that asks it.
+        transport: what is under it.
+        relay: as plans name it.
+        origin: whom the relay fetches.
+    """
+
+    source: HeldRules
+    http: httpx2.AsyncClient
+    transport: stormline.AsyncTransport
+    relay: Endpoint
+    origin: object
+
+    def url(self, path="/", host=NAME):
+        return f"https://{host}{path}"
+
+    async def command(self, **policy):
+        old = self.source.current()
+        hosts = {NAME: HostPlan(dns=True, policy=Policy(**({"relays": (self.relay,)} | policy)))}
+        self.source.put(check(msgspec.structs.replace(old, version=old.version + 1, hosts=hosts)))
+        await self.transport.runtime().scheduling.refresh()
+
+
+def endpoint(address, key):
+    listed = jws.b64url(ohttp.encode_keys([key.config]))
+    return Endpoint(host=address.host, port=address.port, carrier=SEALED, keys=listed)
+
+
+def record(response):
+    return response.extensions["stormline"].record
+
+
+def means_of(response):
+    return [attempt.means for attempt in record(response).attempts]
+
+
+@contextlib.asynccontextmanager
+async def running(config):
+    stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(
+        service.run(config, clock=SystemClock(), rng=SystemRng(), started=started.set_result, stop=stop)
+    )
+    try:
+        await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+        yield started.result()
+    finally:
+        stop.set()
+        await task
+
+
+@pytest.fixture(name="platform")
+async def _platform(pki, trust, names, origin, tmp_path):
+    """Make a platform whose clients cannot reach the origin themselves: connections to it are refused, or as told."""
+    files = pki.ca.issue("site-test", names=[NAME])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(direct=None, **config):
+            real = await origin(told, ssl=context)
+            key = keys.write_key(tmp_path / "relay.key", 1)
+            settings = service.RelayConfig(
+                keys=(tmp_path / "relay.key",),
+                origins={NAME: (str(real.address),)},
+                trust=roles_context(pki.ca.ca_pem.encode(), []),
+            )
+            (address,) = await stack.enter_async_context(running(settings))
+            relay = endpoint(address, key)
+            hosts = {NAME: HostPlan(dns=True, policy=Policy(relays=(relay,)))}
+            source = HeldRules(check(RuleSet(version=1, hosts=hosts, apps={APP: frozenset({NAME})})))
+            dispatch, _ = await stack.enter_async_context(running_dispatch(pki, source.current(), source=source))
+            given = {"bundle": bundle_for(pki, dispatch), "trust_env": False, "report": False} | config
+            if direct is None:
+                with socket.create_server(("127.0.0.1", 0)) as gone:
+                    direct = Address(*gone.getsockname())
+            transport = stormline.AsyncTransport(
+                config=stormline.Config(**given), verify=lambda alpn: trust(*alpn), outside=names({NAME: direct})
+            )
+            http = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, timeout=10))
+            return Platform(source, http, transport, relay, real)
+
+        yield make
+
+
+async def test_what_cannot_go_direct_goes_through_the_relay(platform):
+    here = await platform()
+    response = await here.http.get(here.url("/a?b=c"), headers={"accept-encoding": "identity"})
+    assert (response.status_code, response.content) == (200, b"GET /a?b=c ")
+    assert means_of(response)[-1] == "relay"
+    assert record(response).attempts[-1].failure == ""
+    assert response.headers["etag"] == '"1"'
+    assert here.http.cookies["a"] == "b"
+
+
+async def test_a_write_goes_once_and_says_when_it_was_made(platform):
+    here = await platform()
+    response = await here.http.post(here.url("/pay"), content=b"100")
+    assert response.content == b"POST /pay 100"
+    (request,) = here.origin.requests
+    assert abs(parsedate_to_datetime(request.headers["date"]).timestamp() - SystemClock().wall()) < 60
+
+
+async def test_a_body_that_comes_as_it_is_read_goes_through_too(platform):
+    here = await platform()
+
+    async def pieces():
+        for _ in range(20):
+            yield b"x" * 4000
+
+    with contextlib.suppress(errors.TransportError):
+        response = await here.http.put(here.url("/up"), content=pieces())
+        assert response.content == b"PUT /up " + b"x" * 80_000
+        assert means_of(response)[-1] == "relay"
+
+
+async def test_an_answer_with_the_wrong_certificate_is_left_for_the_relay(platform, origin, pki):
+    """As a box on the way that answers for every name has it."""
+    liar = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files = pki.ca.issue("liar-test", names=["liar.test"])
+    liar.load_cert_chain(files.certificate, files.key)
+    box = await origin(told, ssl=liar)
+    here = await platform(direct=box.address)
+    response = await here.http.get(here.url())
+    assert response.status_code == 200
+    assert means_of(response)[-1] == "relay"
+    assert box.requests == []
+
+
+@pytest.mark.parametrize("policy", [{"relay": False}, {"disabled": ("relay",)}, {"tries": {"relay": 0}}, {"relays": ()},
+                                    {"preset": "login"}])  # fmt: skip
+async def test_the_plan_says_whether_a_relay_may_be_used(platform, policy):
+    here = await platform()
+    await here.command(**policy)
+    with pytest.raises(errors.ConnectError):
+        await here.http.get(here.url())
+    assert here.origin.requests == []
+
+
+async def test_each_try_goes_through_the_next_relay(platform):
+    here = await platform()
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        dead = msgspec.structs.replace(here.relay, port=gone.getsockname()[1])
+    await here.command(relays=(dead, here.relay), preset="key")
+    response = await here.http.get(here.url())
+    assert response.status_code == 200
+    assert means_of(response)[-2:] == ["relay", "relay"]
+
+
+async def test_a_relay_with_another_key_has_the_plan_asked_for_and_is_used_then(platform):
+    """The operator changed the key; the client holds the plan of before."""
+    here = await platform()
+    assert (await here.http.get(here.url())).status_code == 200
+    other = ohttp.GatewayKey(1, keys.X25519PrivateKey.generate())
+    await here.command(relays=(endpoint(Address(here.relay.host, here.relay.port), other),))
+    held = here.transport.runtime().scheduling.plan.version
+    old = here.source.current()
+    hosts = {NAME: HostPlan(dns=True, policy=Policy(relays=(here.relay,)))}
+    here.source.put(check(msgspec.structs.replace(old, version=old.version + 1, hosts=hosts)))
+    with pytest.raises(errors.TransportError):
+        await here.http.get(here.url())
+    await wait_until(lambda: here.transport.runtime().scheduling.plan.version > held)
+    assert (await here.http.get(here.url())).status_code == 200
+
+
+async def test_clear_text_urls_do_not_go_through_a_relay(platform):
+    here = await platform()
+    with pytest.raises(errors.TransportError):
+        await here.http.get(f"http://{NAME}/")
+    assert here.origin.requests == []
+
+
+async def test_what_is_recorded_shows_no_secret(platform, all_logs):
+    here = await platform()
+    await here.http.get(here.url("/?token=secret"), headers={"authorization": "Bearer secret"})
+    lines = [line.getMessage() for line in all_logs.records if line.name.startswith("stormline")]
+    assert lines
+    assert not any("secret" in line for line in lines)
