@@ -7,7 +7,7 @@ import pytest
 
 from stormline.lab import run
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 
 def test_level_is_near_the_truth_on_real_links(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ def _runs(tmp_path: Path) -> Runs:
     """Run every client there is on a profile, side by side; give results by client."""
 
     def runs(profile: str, duration_s: float, *names: str, requests: int | None = None) -> dict[str, Result]:
-        there = [name for name in names or clients.CLIENTS if _available(name)]
+        standard = [client.name for client in clients.CLIENTS.values() if client.standard]
+        there = [name for name in names or standard if _available(name)]
         if missing := [name for name in names if name not in there]:
             pytest.skip(f"not installed: {', '.join(missing)} (make peers)")
         keys = run.plan([profile], there, [1], duration_s=duration_s, requests=requests)

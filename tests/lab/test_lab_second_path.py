@@ -25,10 +25,13 @@ import stormline
 from stormline.client.outside import Outside
 from stormline.core import errors
 from stormline.net.network import open_port
+from stormline.outbound.doh_server import DohServer
 
 base, ca, how = sys.argv[1:4]
 settings = json.loads(sys.argv[4])
 plain = settings.pop("plain", ["wifi0", "cell0"])
+settings["doh"] = [DohServer(url, tuple(ips)) for url, ips in settings.get("doh", ())]
+settings.setdefault("deadline_s", 4.0)
 
 async def ask(client, number, **more):
     try:
@@ -43,7 +46,7 @@ def story(trace):
 async def main():
     trust = ssl.create_default_context(cafile=ca)
     outside = Outside(network=lambda how: open_port(how, plain=plain), environ={})
-    config = stormline.Config(deadline_s=4.0, report=False, http2=False, network_watch=how, **settings)
+    config = stormline.Config(report=False, http2=False, network_watch=how, **settings)
     async with stormline.AsyncClient(config=config, verify=trust, outside=outside) as client:
         print("ready", flush=True)
         loop = asyncio.get_running_loop()
@@ -53,7 +56,9 @@ async def main():
             told = await asyncio.gather(*asks)
             paths = client._storm.runtime()._paths
             carried = sum(path.meter.bytes_down for path in paths.others)
-            print(json.dumps({"told": told, "away": paths.away, "carried": carried}), flush=True)
+            level, words = client.quality.level, client.quality.evidence
+            line = {"told": told, "away": paths.away, "carried": carried, "level": level, "words": words}
+            print(json.dumps(line), flush=True)
 
 asyncio.run(main())
 """
@@ -93,11 +98,15 @@ def _device(tmp_path: Path) -> Iterator[Start]:
         pytest.skip("SO_BINDTODEVICE, which leads over the second way, is switched off (STORMLINE_PORTABLE)")
     with contextlib.ExitStack() as stack:
 
-        def start(dark_from: float, dark_to: float, *, watch: str = "netlink", **settings: Any) -> Device:
+        def start(
+            dark_from: float, dark_to: float, *, watch: str = "netlink", doh: bool = False, **settings: Any
+        ) -> Device:
             plan = between(dark_from, dark_to, Dark())
             fast = link(rtt_ms=20)
             profile = Profile(name="test", about="A test.", wifi=fast, cell=fast, plan=plan, server=ServerSpec(v4=1))
             stage = stack.enter_context(Stage(profile, 1, folder=tmp_path / "keys", duration_s=40.0))
+            if doh:
+                settings["doh"] = [[stage.doh_url, list(stage.dns_servers)]]
             words = [sys.executable, "-c", CLIENT, stage.base_url, str(stage.ca_file), watch, json.dumps(settings)]
             client = stack.enter_context(stage.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             stack.callback(client.kill)
@@ -129,6 +138,17 @@ def test_requests_in_the_dark_go_over_the_other_way_and_what_follows_too(device:
     then = here.get(50, 51, 52)
     assert [each["status"] for each in then["told"]] == [200] * 3
     assert "dark" not in notes(then)
+    assert then["level"] not in ("unknown", "bad")
+    assert then["words"].startswith("over cell0: ")
+
+
+def test_name_that_nobody_has_asked_for_is_found_in_the_dark_by_dns_over_https(device: Start) -> None:
+    here = device(0.0, 1.0, doh=True, deadline_s=10.0)
+    here.stage.begin()
+    told = here.get(1)
+    assert [each["status"] for each in told["told"]] == [200], notes(told)
+    assert "asked for over cell0 instead" in notes(told)
+    assert told["away"] is True
 
 
 def test_request_that_may_not_be_repeated_is_moved_before_it_is_sent_and_sent_once(device: Start) -> None:
@@ -148,6 +168,8 @@ def test_way_that_heals_is_the_first_again(device: Start) -> None:
         told = here.get(number)
         assert [each["status"] for each in told["told"]] == [200]
         if not told["away"]:
+            assert told["level"] not in ("unknown", "bad")
+            assert not told["words"].startswith("over ")
             return
     pytest.fail("the WiFi is back, and nobody has noticed")
 
@@ -189,5 +211,7 @@ def test_second_path_saves_a_run_on_a_dead_wifi_and_without_it_requests_fail(tmp
     whole, less = found
     assert isinstance(whole, results.Result)
     assert whole.ok / whole.requests >= 0.99
+    assert whole.level_prompt_pct is not None
+    assert whole.level_prompt_pct >= 90.0, whole.levels
     assert less.ok / less.requests < 0.9
     assert whole.duplicates <= whole.requests * 0.1

@@ -206,7 +206,11 @@ class Unit:
             request.extensions["sni_hostname"] = NAME
 
         client = httpx2.AsyncClient(
-            base_url=f"https://{address}", verify=self.trust, trust_env=False, event_hooks={"request": [sni]}
+            base_url=f"https://{address}",
+            verify=self.trust,
+            trust_env=False,
+            timeout=60.0,  # two megabytes of rules take a busy machine more than httpx2's five seconds
+            event_hooks={"request": [sni]},
         )
         await stack.enter_async_context(client)
         keys = jws.load_public_keys({self.plan_key.kid: self.plan_key.public_text})

@@ -1,12 +1,13 @@
 """The real client on the laboratory's links and virtual time: what it takes the network for, beside the truth."""
 
+import asyncio
 import functools
 import math
 import statistics
 
 import pytest
 
-from stormline.core import limits_level
+from stormline.core import limits, limits_level
 from stormline.lab import held_out, levels, profiles, workload
 from stormline.netmodel.course import Course
 from stormline.policy.level import Level
@@ -129,6 +130,61 @@ def test_link_that_becomes_another_is_seen_within_five_seconds_of_traffic(before
     # A change of one step is none that must be seen; of two it is.
     if abs(levels.truth(course, 0.0).rank - levels.truth(course, 60.0).rank) >= 2:
         assert 2 * len(delays) > len(SEEDS)
+
+
+# -- two ways ---------------------------------------------------------------------------------------------------------
+DEAD_S = (8.0, 38.0)
+
+
+def dead_beside(name, seed, *, requests):
+    """Play a WiFi that is dead for a while beside a cellular network; give what was seen, and the truth."""
+    light, cell = (levels.course_of(profiles.get(each), seed, DURATION_S) for each in ("wifi", name))
+    asks = [(each.at_s, each.size) for each in workload.schedule(seed, requests, DURATION_S)]
+    course = Course(up=light.up, down=light.down, dark=(DEAD_S,))
+    seen = simlevel.run(course, asks, seed=seed, duration_s=DURATION_S, second=cell)
+    moved = ((DEAD_S[0], cell.up, cell.down), (DEAD_S[1], light.up, light.down))
+    return seen, Course(up=light.up, down=light.down, changes=moved)
+
+
+@pytest.mark.parametrize(("name", "requests"), [("4g", 150), ("3g", 150), ("edge", 60)])
+def test_level_is_that_of_the_way_calls_have_moved_to_and_of_the_first_when_it_is_back(name, requests):
+    found = []
+    for seed in SEEDS:
+        seen, truth = dead_beside(name, seed, requests=requests)
+        found.append(levels.score([(at_s, level) for at_s, level, _ in seen.told], truth, DURATION_S))
+        dead = [words for at_s, _, words in seen.told if DEAD_S[0] < at_s < DEAD_S[1]]
+        assert all(words.startswith(("silent for ", "over wwan0: ")) for words in dead), dead
+        moved_at = next(at_s for at_s, _, words in seen.told if words.startswith("over wwan0: "))
+        # The first call in the dark is owed an answer, silent for a while, and answered over the second way.
+        assert moved_at <= DEAD_S[0] + 1.0 + limits.PATH_DARK_S + levels.LAG_S
+        assert not seen.told[-1][2].startswith("over ") or seen.told[-1][0] < DEAD_S[1]
+    assert mean(found, "near_pct") >= 90.0
+    assert mean(found, "prompt_pct") >= 95.0
+    assert all(each.missed == 0 for each in found)
+    assert all(each.seen == each.changes for each in found)
+
+
+def test_how_long_a_level_has_held_begins_anew_with_the_way():
+    held = []
+
+    def watch(client):
+        async def look():
+            paths, loop = client._storm.runtime()._paths, asyncio.get_running_loop()
+            while loop.time() < DEAD_S[1]:
+                await asyncio.sleep(0.5)
+                if paths.away:
+                    held.append((client.quality.level, client.quality.since_s))
+
+        looking.append(asyncio.ensure_future(look()))
+
+    looking = []
+    light = levels.course_of(profiles.get("wifi"), 1, DURATION_S)
+    course = Course(up=light.up, down=light.down, dark=(DEAD_S,))
+    asks = [(0.3 * number, 1024) for number in range(130)]
+    simlevel.run(course, asks, seed=1, duration_s=DURATION_S, second=light, prepare=watch)
+    assert held[0][1] <= 0.5
+    assert held[-1][0] is Level.EXCELLENT
+    assert held[-1][1] >= 20.0
 
 
 def test_slow_server_does_not_make_the_network_slow():

@@ -46,6 +46,14 @@ def test_hand_over_is_judged_by_the_link_in_use():
     assert {course.at(at * 0.5).rtt_s for at in range(240)} == {0.02, 0.06}
 
 
+def test_dead_wifi_is_judged_by_the_second_way_where_the_client_has_one():
+    alone, beside = (levels.course_of(profiles.get("fake-wifi"), 1, 120.0, second=each) for each in (False, True))
+    assert (alone.dark, beside.dark) == (((15.0, 75.0),), ())
+    assert [beside.at(at_s).rtt_s for at_s in (14.0, 16.0, 74.0, 76.0)] == [0.02, 0.06, 0.06, 0.02]
+    for second in (False, True):  # where there is no other link the dark is dark
+        assert levels.course_of(profiles.get("elevator"), 1, 120.0, second=second).dark
+
+
 def test_round_trips_drawn_anew_are_the_runs_own():
     course = levels.course_of(profiles.get("uber"), 2, 30.0)
     assert len({course.at(at + 0.5).rtt_s for at in range(30)}) == 30

@@ -1,6 +1,7 @@
 """From what a driver told to the result: percentiles, kinds, trust, and the file it is kept in."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,33 @@ def test_file_line_that_is_no_result_is_named(tmp_path: Path, broken: str) -> No
 def test_file_missing_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(PlatformError, match=r"nowhere\.jsonl"):
         results.read(tmp_path / "nowhere.jsonl")
+
+
+# -- what was measured ------------------------------------------------------------------------------------------------
+def test_bytes_of_the_runs_that_are_kept_are_at_most_a_fifth_above_the_best_peers() -> None:
+    folder = Path(__file__).parents[2] / "bench/results"
+    kept = json.loads((folder / "lab.json").read_text())["runs"]
+    for name in ("lab_engine", "lab_metered"):
+        kept += json.loads((folder / f"{name}.json").read_text())
+    runs: dict[tuple[str, float, str], dict[int, dict[str, Any]]] = {}
+    for each in kept:
+        if not each.get("without"):
+            runs.setdefault((each["profile"], each["duration_s"], each["client"]), {})[each["seed"]] = each
+
+    def total(key: tuple[str, float, str], what: str, seeds: Iterable[int]) -> int:
+        return sum(int(runs[key][seed][what]) for seed in seeds)
+
+    compared = 0
+    for profile, duration_s, client in runs:
+        ours, seeds = (profile, duration_s, client), runs[profile, duration_s, client].keys()
+        peers = [key for key in runs if key[:2] == ours[:2] and not key[2].startswith("stormline")]
+        peers = [key for key in peers if seeds <= runs[key].keys() and total(key, "ok", seeds)]
+        if not client.startswith("stormline") or not peers:
+            continue
+        carried = {key: total(key, "bytes_up", seeds) + total(key, "bytes_down", seeds) for key in [*peers, ours]}
+        # The best is the one that answered most; of several the one that did it with the fewest bytes.
+        best = max(peers, key=lambda key: (total(key, "ok", seeds), -carried[key]))
+        assert carried[ours] <= 1.2 * carried[best], (ours, best)
+        assert total(ours, "ok", seeds) >= 0.995 * total(best, "ok", seeds)
+        compared += 1
+    assert compared >= 45

@@ -48,3 +48,6 @@ def test_network_is_metered_as_it_says_and_else_where_it_is_cellular():
     assert is_metered(NetworkInfo(kind="cell"))
     assert not is_metered(NetworkInfo(kind="cell"), "wifi")
     assert not is_metered(NetworkInfo())
+    assert is_metered(NetworkInfo(interface="wwan0"))
+    assert not is_metered(NetworkInfo(interface="wwan0"), "wired")
+    assert not is_metered(NetworkInfo(kind="wifi", interface="cell0"))

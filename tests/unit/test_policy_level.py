@@ -12,6 +12,7 @@ from stormline.policy.level import (
     Level,
     LevelBook,
     LevelEstimator,
+    bars,
     behaviour,
     body_rate,
     bulk_bytes_per_s,
@@ -188,6 +189,17 @@ class TestSignalAndNetworks:
         assert LevelEstimator().quality(0.0, signal=4).level is Level.EXCELLENT
         assert LevelEstimator().quality(0.0, signal=9).level is Level.EXCELLENT
         assert steady(0.06).quality(10.0, signal=0).level is Level.EXCELLENT
+
+    @pytest.mark.parametrize(
+        ("kind", "dbm", "seen"),
+        [
+            ("wifi", -100, 0), ("wifi", -88, 1), ("wifi", -70, 2), ("wifi", -55, 4), ("wifi", 0, 4),
+            ("cell", -140, 0), ("cell", -110, 2), ("cell", -90, 4),
+            ("wifi", None, None), ("wired", -50, None), ("unknown", -50, None),
+        ],
+    )  # fmt: skip
+    def test_bars_are_what_people_see(self, kind, dbm, seen):
+        assert bars(kind, dbm) == seen
 
     def test_samples_of_another_signal_weigh_less(self):
         made = LevelEstimator()

@@ -65,13 +65,12 @@ def _standard(
     """
     if context.invoked_subcommand is not None:
         return
-    from stormline.lab import profiles, run
+    from stormline.lab import clients, profiles, run
     from stormline.lab.namespaces import require_lab
 
     require_lab()
-    keys = run.plan(
-        profiles.STANDARD, _available(), seed or [1], duration_s=duration or run.STANDARD_DURATION_S
-    )  # fmt: skip
+    there = [name for name in _available() if clients.get(name).standard]
+    keys = run.plan(profiles.STANDARD, there, seed or [1], duration_s=duration or run.STANDARD_DURATION_S)
     lines = out / LINES
     if not resume:
         lines.unlink(missing_ok=True)

@@ -386,7 +386,9 @@ class Lane:
         """A stage begins. Of lanes side by side only the first is the call's timeline."""
         self.phase = stage
         if stage is Phase.FIRST_BYTE:
-            self.asked_at = self.run.asked_at = self._time()
+            self.asked_at = self._time()
+            if self.path is self.run.path:  # another way owes what was asked over it, not this one
+                self.run.asked_at = self.asked_at
         elif stage is Phase.CONNECT:
             self.dialled = True
         if not self._quiet:

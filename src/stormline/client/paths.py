@@ -7,6 +7,7 @@ view of that network's quality. Where the machine has one way only, nothing is m
 import asyncio
 import functools
 import ipaddress
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Final
 
@@ -16,13 +17,12 @@ from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import TcpStream
+from stormline.policy.level import Quality
 from stormline.policy.means import Means
-from stormline.policy.network import NetworkInfo
+from stormline.policy.network import NetworkInfo, is_metered
 from stormline.policy.paths import PathPolicy, Way
 from stormline.policy.shape import Network
 
-_CELL_NAMES: Final = ("wwan", "rmnet", "ccmni", "pdp_ip", "cell")
-"""What drivers of cellular modems call their interfaces."""
 _LOCAL: Final = (".localhost", ".local", ".home.arpa", ".internal", ".lan")
 _PRIVATE: Final = tuple(
     ipaddress.ip_network(each)
@@ -86,6 +86,8 @@ class Paths:
         self._woke = woke
         self._hedged = hedged
         self._closed = False
+        self._beside: Path | None = None  # the way that calls were last tried on in the dark
+        self._moved_at = -math.inf  # when calls last began to begin on another way
         self.attempt: Callable[[Lane], Coroutine[None, None, Reply]] | None = None
         self.first = self.usual = first
         self.away = False
@@ -96,6 +98,20 @@ class Paths:
     def others(self) -> list[Path]:
         """The ways that were made beside the first."""
         return list(self._others.values())
+
+    def quality(self) -> Quality:
+        """Give the quality of the way that calls begin on now; where that is not the first, its evidence names it."""
+        found = self.usual.steering.quality()
+        evidence = f"over {self.usual.name}: {found.evidence}" if self.away else found.evidence
+        here_s = self._loop.time() - self._moved_at
+        return found._replace(since_s=min(found.since_s, here_s), evidence=evidence)
+
+    def names_over(self) -> Path:
+        """Give the way that names are to be asked over: in the dark the one that calls are tried on."""
+        beside = self._beside
+        if self.away or not self.dark or beside is None or beside not in self._others.values():
+            return self.usual
+        return beside
 
     # -- which there are ----------------------------------------------------------------------------------------------
     def changed(self, *, network: bool) -> None:
@@ -116,10 +132,10 @@ class Paths:
         found = self._ways()[: limits.PATHS_MAX]
         ways = []
         for number, info in enumerate(found):
-            metered = info.metered or info.kind == "cell" or info.interface.startswith(_CELL_NAMES)
+            metered = is_metered(info)
             if number and metered and not self._metered:
                 continue
-            ways.append(Way(info.interface, bool(metered)))
+            ways.append(Way(info.interface, metered))
             if not number:
                 self.first.name = info.interface
             elif (path := self._others.get(info.interface)) is not None and path.steering.network.id != info.id:
@@ -137,7 +153,7 @@ class Paths:
         path = self._others.get(name)
         if path is None:
             if len(self._others) >= limits.PATHS_MAX:  # of interfaces that have come and gone
-                self._others.pop(next(iter(self._others))).pool.close()
+                self._others.pop(next(iter(self._others))).close()
             path = self._others[name] = self._make(self._found[name])
         return path
 
@@ -202,7 +218,8 @@ class Paths:
             elif dark_s >= self._dark_s(lane):
                 other = self._policy.beside(lane.path.name, dark_s=dark_s, now=now)
                 if other is not None:
-                    self._rescue(lane, self._path(other), dark_s)
+                    self._beside = self._path(other)
+                    self._rescue(lane, self._beside, dark_s)
         self.dark = self._policy.troubled
         self._settle()
         if self._timer is None:
@@ -235,7 +252,9 @@ class Paths:
 
     def _replan(self) -> None:
         names = self._policy.plan(self._loop.time())
-        self.usual = self._path(names[0]) if names else self.first
+        usual = self._path(names[0]) if names else self.first
+        if usual is not self.usual:
+            self.usual, self._moved_at = usual, self._loop.time()
         self.away = self.usual is not self.first
         self._plan_probe()
 
@@ -304,6 +323,7 @@ class Paths:
     async def _probe(self, path: Path) -> None:
         """Ask a dead way for one TCP connection, to where there was one before."""
         alive = False
+        asked_at = self._loop.time()
         peer = path.steering.last_peer or self.usual.steering.last_peer
         try:
             if peer is not None:
@@ -317,7 +337,7 @@ class Paths:
             pass
         finally:
             if alive:
-                path.steering.heard()
+                path.steering.back(self._loop.time() - asked_at)
             self._policy.probed(path.name, self._loop.time(), alive=alive)
 
     def close(self) -> None:
@@ -328,7 +348,7 @@ class Paths:
             if timer is not None:
                 timer.cancel()
         for path in self._others.values():
-            path.pool.close()
+            path.close()
         if self._probing is not None:
             self._probing.cancel()
 

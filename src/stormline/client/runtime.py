@@ -38,6 +38,7 @@ from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import Connector, HttpPool
 from stormline.outbound.proxy import ProxyDialer
 from stormline.policy.activity import CONDUCT, Activity
+from stormline.policy.level import Quality, bars
 from stormline.policy.network import Change, NetworkChange, NetworkInfo, is_metered
 from stormline.policy.resend import SAFE_METHODS
 from stormline.policy.shape import Network
@@ -95,6 +96,7 @@ class Runtime:
             wall_s=self.clock.wall,
             prefers_ipv4=functools.partial(_prefers_ipv4, config),
         )
+        self.steering.sensing.signal = functools.partial(_bars, self.network)
         self.counting = Counting(self.steering.busy)
         self._extras = self._share_extras()
         self.parking = Parking(outside.has_route, self.network.may_be_there, self.counting.woke)
@@ -201,19 +203,26 @@ class Runtime:
         metered = is_metered(info)
         steering.spare = self.counting.share(meter, lambda: metered).take
         offers = None if self._h1_context is None else _Offers(steering, self._context, self._h1_context)
+        open_tcp = self.counting.measured(functools.partial(self._outside.open_over, info.interface), meter)
+        sessions = TlsSessions()  # or a server could tell that it is the same device
+        doh = None
+        if self.config.doh:
+            from stormline.client.doh_ways import doh_over
+
+            doh = doh_over(self.config, self.clock, self._context, open_tcp, steering, sessions)
         dialer = Dialer(
             self._resolver,
             self._context,
-            open_tcp=self.counting.measured(functools.partial(self._outside.open_over, info.interface), meter),
+            open_tcp=open_tcp,
             advice=steering,
-            sessions=TlsSessions(),  # or a server could tell that it is the same device
+            sessions=sessions,
             h1_context=self._h1_context,
             context_of=None if offers is None else offers.context_of,
             keeper=self.names,
         )
         pool = HttpPool(dialer, self.clock, sense=steering)
         pool.on_wake = self.counting.woke
-        return Path(info.interface, pool, steering, meter)
+        return Path(info.interface, pool, steering, meter, doh)
 
     def _remember(self, config: Config) -> "NetworkMemory | None":
         if config.store is None:
@@ -315,10 +324,11 @@ class Runtime:
         config, outside, steering = self.config, self._outside, self.steering
         doh = file = None
         if config.doh:
-            from stormline.outbound.doh import DohNames, NoNames
+            from stormline.client.doh_ways import WaysDoh, doh_over
 
-            dialer = Dialer(NoNames(), context, open_tcp=outside.open_tcp, advice=steering, sessions=self._sessions)
-            doh = DohNames([each for each in config.doh if not isinstance(each, str)], dialer, self.clock)
+            me = weakref.ref(self)
+            first = doh_over(config, self.clock, context, outside.open_tcp, steering, self._sessions)
+            doh = WaysDoh(first, lambda: getattr(me(), "_paths", None))
         if config.store is not None:
             from stormline.client.names_file import NamesFile
 
@@ -519,6 +529,11 @@ class Runtime:
         return None if self.scheduling is None else self.scheduling.home
 
     @property
+    def quality(self) -> Quality:
+        """How good the way is that calls use now."""
+        return self._paths.quality()
+
+    @property
     def costs(self) -> Costs:
         """What the client has cost so far."""
         return self.counting.read(joined=self._joining.joined)
@@ -643,6 +658,11 @@ class Runtime:
         self._resolver.close()
         if self._store is not None:
             self._store.close()
+
+
+def _bars(network: NetworkState) -> int | None:
+    """Give the bars of the radio where the system tells its signal; of the network alone, so that a client can go."""
+    return bars(network.info.kind, network.info.signal_dbm)
 
 
 def _contexts(

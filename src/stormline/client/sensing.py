@@ -141,6 +141,12 @@ class Sensing:
         self._dials.clear()
         self.heard_at, self._dark_at = self._time(), math.inf
 
+    def back(self, rtt_s: float | None) -> None:
+        """A network that calls had left is back; `rtt_s` is its handshake's. Nobody waited meanwhile."""
+        self.changed()
+        if rtt_s is not None:
+            self._estimator(self.heard_at).observe_round_trip(rtt_s, self.heard_at)
+
     def looked(self, call: Waiting, held: "Held", info: "TcpInfo | None") -> None:
         """The connection of a call that waits was looked at: what it and the kernel heard are signs of life.
 

@@ -331,6 +331,11 @@ class Steering:
         self._heard_at = self._loop.time()
         self.sensing.heard(self._heard_at)
 
+    def back(self, took_s: float) -> None:
+        """A network that calls had left has answered a TCP handshake, in so long."""
+        self.sensing.back(took_s if took_s < _SYN_RETRY_S else None)
+        self._heard_at = self._loop.time()
+
     def quality(self) -> Quality:
         """Give the quality of the network at this moment."""
         return self.sensing.quality()

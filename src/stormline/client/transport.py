@@ -248,12 +248,13 @@ class AsyncTransport(AsyncBaseTransport):
     def quality(self) -> Quality:
         """How good the network is: level, for how long it has held, confidence, and what speaks for it in words.
 
+        It is that of the network which calls use now: once they have left a dead one for another way, of that way.
         Costs no packet: it follows from the requests that are made anyway, so it is unknown before the first and a
         minute after the last. To be asked for on the event loop the transport is used on.
         """
         if self._runtime is None or self._runtime.loop.is_closed():
             return Quality()
-        return self._runtime.steering.quality()
+        return self._runtime.quality
 
     @property
     def network(self) -> NetworkStatus:

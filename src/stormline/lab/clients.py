@@ -40,6 +40,13 @@ CLIENTS: Final[Mapping[str, Client]] = {
     client.name: client
     for client in (
         Client(name="stormline", about="stormline under httpx2", packages=("httpx2",), ours=True),
+        Client(
+            name="stormline_cell",
+            about="stormline told that the network is cellular: bytes cost money",
+            packages=("httpx2",),
+            ours=True,
+            standard=False,
+        ),
         Client(name="httpx2", about="httpx2, defaults: 5 s a phase, no retry", packages=("httpx2",)),
         Client(
             name="httpx_tenacity",

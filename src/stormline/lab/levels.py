@@ -32,7 +32,13 @@ WARM_S: Final = 2.0
 
 # -- truth ------------------------------------------------------------------------------------------------------------
 def course_of(
-    profile: Profile, seed: int, duration_s: float, *, folder: Path | None = None, made: Mapping[str, Trace] = {}
+    profile: Profile,
+    seed: int,
+    duration_s: float,
+    *,
+    folder: Path | None = None,
+    made: Mapping[str, Trace] = {},
+    second: bool = False,
 ) -> Course:
     """Lay out what the link in use is in one run of a profile: the WiFi one, in a hand-over the cellular one.
 
@@ -42,6 +48,7 @@ def course_of(
         duration_s: of the run.
         folder: of recorded traces; None: the usual one.
         made: further traces by name.
+        second: the client has a second way: where the WiFi one is dark, the cellular one is in use if there is any.
 
     Raises:
         ConfigError: a trace is missing.
@@ -59,10 +66,12 @@ def course_of(
     dark = []
     for event in profile.expand(seed, duration_s):
         until_s = math.inf if event.until_s is None else event.until_s
-        if isinstance(event.fault, Dark) and event.fault.uplink in (None, WIFI.name):
-            dark.append((event.at_s, until_s))
-        elif isinstance(event.fault, Handover) and profile.cell is not None:
+        fault = event.fault
+        moves = isinstance(fault, Handover) or (second and isinstance(fault, Dark) and fault.uplink == WIFI.name)
+        if moves and profile.cell is not None:
             changes += [(event.at_s, *_params(profile.cell, known, offset_s)), *_back(event, up, down)]
+        elif isinstance(fault, Dark) and fault.uplink in (None, WIFI.name):
+            dark.append((event.at_s, until_s))
     fades = None if profile.wifi.fades is None else read_fades(profile.wifi.fades)
     return Course(up=up, down=down, fades=fades, changes=tuple(changes), dark=tuple(dark))
 

@@ -119,6 +119,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     shaper_p99_ms: float = 0.0
     cpu_s: float = 0.0
     """CPU time of the client's process from begin to end."""
+    extra_bytes: int = 0
+    """What was made beside attempts where bytes cost money, as the client reckoned it; peers do not tell."""
+    extras_refused: int = 0
+    """How often it was not made for want of bytes."""
     examples: dict[str, str] = {}
     """For each kind of failure the words most of them came with."""
     levels: list[tuple[float, str]] = []

@@ -278,14 +278,16 @@ class _Run:
             no_effect=self._no_effect,
             told=results.examples(self.driver.lines),
         )
-        return self._with_levels(result)
+        spent = {name: last[name] for name in ("extra_bytes", "extras_refused") if name in last}
+        return self._with_levels(msgspec.structs.replace(result, **spent))
 
     def _with_levels(self, result: Result) -> Result:
         """Add what the client took the network for, and how near it was."""
         if not self.driver.levels:
             return result
         key = self.key
-        course = levels.course_of(profiles.get(key.profile), key.seed, key.duration_s)
+        second = "second-link" not in key.without
+        course = levels.course_of(profiles.get(key.profile), key.seed, key.duration_s, second=second)
         told = [(at_s, Level(level)) for at_s, level in self.driver.levels]
         found = levels.score(told, course, key.duration_s)
         return msgspec.structs.replace(

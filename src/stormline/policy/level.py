@@ -137,6 +137,21 @@ def level_of(
     return LEVELS[min(ranks, default=0)]
 
 
+SIGNAL_DBM: Final = {"wifi": (-88, -77, -66, -55), "cell": (-128, -118, -108, -98)}
+"""From that on one bar, two, three, four; Android's for the RSSI of WiFi and the RSRP of LTE."""
+
+
+def bars(kind: str, signal_dbm: int | None) -> int | None:
+    """Give the bars, 0 to 4, that people see for a radio signal; None where nobody can tell.
+
+    Args:
+        kind: of the network, one of `policy.network.KINDS`.
+        signal_dbm: its strength, None where unknown.
+    """
+    edges = SIGNAL_DBM.get(kind)
+    return None if edges is None or signal_dbm is None else sum(signal_dbm >= edge for edge in edges)
+
+
 # -- what a level changes ---------------------------------------------------------------------------------------------
 class Behaviour(NamedTuple):
     """What a client does at one level.

@@ -60,6 +60,8 @@ class NetworkInfo:
     id: str = ""
 
 
+_CELL_NAMES: Final = ("wwan", "rmnet", "ccmni", "pdp_ip", "cell")
+"""What drivers of cellular modems call their interfaces, where nothing else tells their kind."""
 NOTHING_KNOWN: Final = NetworkInfo()
 """Where nobody can look."""
 
@@ -106,7 +108,8 @@ def is_metered(info: NetworkInfo, told: str = "unknown") -> bool:
     """
     if info.metered is not None:
         return info.metered
-    return (info.kind if told == "unknown" else told) == "cell"
+    kind = info.kind if told == "unknown" else told
+    return kind == "cell" or (kind == "unknown" and info.interface.startswith(_CELL_NAMES))
 
 
 def prefix_of(address: str, length: int) -> str:

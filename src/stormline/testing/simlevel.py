@@ -20,6 +20,7 @@ from stormline.net.resolve import Resolver
 from stormline.netmodel.course import Course
 from stormline.netmodel.params import BlackoutMode, LinkParams
 from stormline.policy.level import Level
+from stormline.policy.network import NetworkInfo
 from stormline.testing import simloop
 from stormline.testing.history import History
 from stormline.testing.simdevice import SimNames
@@ -59,6 +60,19 @@ class Seen:
     heard: list[float] = field(default_factory=list)
 
 
+class _Ways(NoNetworkPort):
+    """Tells of the ways out where there are several, and of nothing else."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def ways(self) -> tuple[NetworkInfo, ...]:
+        """See `NetworkPort.ways`."""
+        if len(self._names) < 2:
+            return ()
+        return tuple(NetworkInfo(interface=name, routed=True) for name in self._names)
+
+
 class _WatchedNet(SimNet):
     """Notes when packets leave the one host that has a link, and when they reach it."""
 
@@ -87,6 +101,7 @@ def run(
     http2: bool = True,
     cost_s: float = 0.02,
     kernel_tells: bool = True,
+    second: Course | None = None,
     prepare: Callable[[AsyncClient], None] = lambda client: None,
 ) -> Seen:
     """Play a course.
@@ -99,6 +114,7 @@ def run(
         http2: the origin speaks it.
         cost_s: what the server needs, seconds, in the mean.
         kernel_tells: the device has TCP_INFO.
+        second: of a link that the device has beside the usual one, metered.
         prepare: is given the client before the first call.
     """
     outcome = simloop.run(
@@ -110,6 +126,7 @@ def run(
             http2=http2,
             cost_s=cost_s,
             kernel_tells=kernel_tells,
+            second=second,
             prepare=prepare,
         )
     )
@@ -125,6 +142,7 @@ async def _play(
     http2: bool,
     cost_s: float,
     kernel_tells: bool,
+    second: Course | None,
     prepare: Callable[[AsyncClient], None],
 ) -> Seen:
     loop = cast("VirtualLoop", asyncio.get_running_loop())
@@ -137,28 +155,31 @@ async def _play(
         origin.add(net.host(f"origin-{number}", ip), ip, http2=http2)
     link = net.link("device", course.up, course.down, fades=course.fades)
     host = net.host("device", "10.0.0.2", link=link)
+    hosts = {"wlan0": host}
+    if second is not None:
+        beside = net.link("second", second.up, second.down, fades=second.fades)
+        hosts["wwan0"] = net.host("device over wwan0", "10.1.0.2", link=beside)
 
     def answer(name: str) -> tuple[str, ...]:
         if name != _NAME:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return tuple(each.address.host for each in origin.hosts)
 
-    open_tcp = open_tcp_of(host)
-
-    async def open_blind(address: Any) -> Any:
-        stream = await open_tcp(address)
+    async def open_over(interface: str, address: Any) -> Any:
+        stream = await open_tcp_of(hosts[interface])(address)
         stream._tcp_info = kernel_tells  # as on a system without it
         return stream
 
     outside = Outside(
         clock=SimClock(loop),
         rng=rng.child("client"),
-        open_tcp=open_blind,
+        open_tcp=functools.partial(open_over, "wlan0"),
+        open_over=open_over,
         trust=SimTrust(),
-        is_assigned=lambda ip: ip in host.addresses,
+        is_assigned=lambda ip: any(ip in each.addresses for each in hosts.values()),
         resolver=lambda: Resolver(SimNames(host, net, answer)),
         environ={},
-        network=lambda how: NoNetworkPort(),
+        network=lambda how: _Ways(tuple(hosts)),
     )
     config = Config(report=False, deadline_s=PATIENCE_S, network_probes=False)
     async with AsyncClient(config=config, outside=outside) as client:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import signal
 
 import nats
@@ -116,12 +117,18 @@ def test_url_with_credentials_is_refused_and_not_shown():
     assert "geheim" not in str(caught.value)
 
 
+def freeze(server):
+    """Stop a server's process; its threads stop one after another, and until then they answer."""
+    server.child.send_signal(signal.SIGSTOP)
+    os.waitpid(server.child.pid, os.WUNTRACED)
+
+
 async def test_frozen_server_counts_as_lost_after_its_pings_and_is_found_again(server, monkeypatch, eventually):
     monkeypatch.setattr(limits, "ENGINE_PING_S", 0.1)
     engine = await connect(server.core, rng=SystemRng())
     await engine.serve("t.echo", echo)
     waiting = None
-    server.child.send_signal(signal.SIGSTOP)
+    freeze(server)
     try:
         waiting = asyncio.create_task(engine.request("t.echo", b"", timeout_s=600.0))
         with pytest.raises(errors.EngineUnavailable) as caught:
@@ -137,7 +144,7 @@ async def test_frozen_server_counts_as_lost_after_its_pings_and_is_found_again(s
 async def test_close_towards_a_frozen_server_is_bounded(server, monkeypatch):
     monkeypatch.setattr(limits, "ENGINE_OUT_WAIT_S", 0.2)
     engine = await connect(server.core, rng=SystemRng())
-    server.child.send_signal(signal.SIGSTOP)
+    freeze(server)
     try:
         for _ in range(20):
             await engine.publish("t.x", bytes(1024 * 1024))
@@ -151,7 +158,7 @@ async def test_sending_to_a_server_that_takes_nothing_is_bounded_and_fails(serve
     monkeypatch.setattr(limits, "ENGINE_OUT_WAIT_S", 0.1)
     monkeypatch.setattr(limits, "ENGINE_OUT_BYTES_MAX", 1024 * 1024)
     engine = await connect(server.core, rng=SystemRng())
-    server.child.send_signal(signal.SIGSTOP)
+    freeze(server)
     sent = 0
 
     async def flood() -> None:

@@ -4,8 +4,8 @@ Runs by itself in any environment that has the client's packages; the standard l
 folder from the module path, because drivers are named like the libraries they import.
 
 A driver is a module with one function, `client(config)`: an asynchronous context manager that gives `get(url)`, which
-answers `(status, body)` or raises. It may have `kind(error)`, which names the kind of an error or says "", and
-`level()`, which says what its client takes the network for.
+answers `(status, body)` or raises. It may have `kind(error)`, which names the kind of an error or says "",
+`level()`, which says what its client takes the network for, and `costs()`, which gives counts for the last line.
 
 The config: {"base_url", "ca_file", "schedule": [[id, at_s, size], ...], "patience_s", "options": {}, "workload": path
 of workload.py}; "query" is appended to every URL. Standard output is JSON lines: {"ready": true} when the client is
@@ -231,7 +231,8 @@ class Run:
                 group.create_task(self.ask(get, begin_s, id, at_s, size))
         for ticker in tickers:
             ticker.cancel()
-        emit({"done": True, **lag.data(), "cpu_s": round(time.process_time() - cpu_s, 3)})
+        costs = self._driver.costs() if hasattr(self._driver, "costs") else {}
+        emit({"done": True, **lag.data(), **costs, "cpu_s": round(time.process_time() - cpu_s, 3)})
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_S):
                 await stack.aclose()

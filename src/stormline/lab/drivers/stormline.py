@@ -1,5 +1,6 @@
 """stormline under httpx2. `options`: "disabled", what to do without (means, "h2", "doh", "admission"); "bundle", path
-of a bundle; "doh", servers for DNS over HTTPS: [[URL, [address, ...]], ...]; "plan", preset for all requests."""
+of a bundle; "network", the kind it is told to be on; "doh", servers for DNS over HTTPS: [[URL, [address, ...]], ...];
+"plan", preset for all requests."""
 
 import contextlib
 import ssl
@@ -9,6 +10,7 @@ from typing import Any
 import httpx2
 
 from stormline.client.config import Config, load_bundle
+from stormline.client.costs import Costs
 from stormline.client.outside import Outside
 from stormline.client.rules import BusinessRule
 from stormline.client.transport import AsyncTransport
@@ -31,6 +33,7 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
     off -= _taken_out.take_out(off)
     settings = Config(
         trust_env=False,
+        network=options.get("network", "unknown"),
         bundle=load_bundle(options["bundle"]) if options.get("bundle") else None,
         disabled=off - {"h2", "doh", "admission", "second-link"},
         http2="h2" not in off,
@@ -59,6 +62,12 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
 
 
 _open: list[AsyncTransport] = []
+
+
+def costs() -> dict[str, int]:
+    """Say how many bytes were reckoned for what was made beside attempts, and how often there were none left for it."""
+    spent = _open[-1].costs if _open else Costs()
+    return {"extra_bytes": spent.extra_bytes, "extras_refused": spent.extras_refused}
 
 
 def level() -> str:
