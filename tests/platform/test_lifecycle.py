@@ -51,7 +51,7 @@ def _run_files(state: Path) -> list[str]:
 
 class TestReady:
     def test_up_every_part_answers_before_ready(self, platform: RunningPlatform) -> None:
-        assert set(platform.addresses) == {"dispatch", "gateway", "admin", "apm", "console", "shop", "nats"}
+        assert set(platform.addresses) == {"dispatch", "gateway", "admin", "apm", "console", "relay", "shop", "nats"}
         for address in platform.addresses.values():
             socket.create_connection(address, timeout=5).close()
         kinds = [event["event"] for event in platform.events]
@@ -125,7 +125,7 @@ class TestEnd:
     def test_up_whole_platform_ends_within_five_seconds(self, state: Path) -> None:
         with running_platform(state) as platform:
             pids = set(platform.processes())
-            assert len(pids) == 7  # the supervisor, five roles, the engine
+            assert len(pids) == 8  # the supervisor, six roles, the engine
             assert platform.stop() == 0
         assert not pids & set(psutil.pids())
 

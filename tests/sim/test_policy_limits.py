@@ -75,6 +75,6 @@ def test_plan_beyond_its_bounds_is_refused(change):
 
 def test_tries_and_presets_that_do_not_exist_are_refused():
     with pytest.raises(errors.ConfigError):
-        presets.KEY.with_tries({"relay": 1})
+        presets.KEY.with_tries({"pigeon": 1})
     with pytest.raises(errors.ConfigError):
         presets.preset("fast")

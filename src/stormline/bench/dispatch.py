@@ -1,7 +1,8 @@
 """What dispatch costs: its answers in CPU time of its own process, large rule sets, and how soon a change arrives.
 
-Questions and bare requests take turns; a row is the pair of neighbouring turns whose ratio is the median. All go one
-after the other over one kept connection of clear HTTP: what TLS costs is the same for each. Bare is a small JSON, the
+Questions and bare requests take turns; a row is the pair of neighbouring turns whose ratio is the median. All go over
+kept connections of clear HTTP, as what TLS costs is the same for each, and some are always under way: a server that has
+nothing to do between two requests goes to sleep, and waking it costs more than the answer. Bare is a small JSON, the
 least that this server can answer at all. Plans are asked for by ever other devices, with the key they trust, so that
 no two questions in a row are the same bytes; the answers have been signed before.
 """
@@ -29,8 +30,10 @@ from stormline.wire.plan import PlanRequest
 
 ROUNDS: Final = 9
 """Turns of each; odd, so that one is the median."""
-REQUESTS: Final = 1500
+REQUESTS: Final = 1600
 """Requests of one turn."""
+IN_FLIGHT: Final = 16
+"""Connections, each with one request: the server finds the next when it has answered one."""
 GOAL_PLAN_US: Final = 60.0
 """A plan for ten hosts that has been signed before."""
 GOAL_PLAN_RATIO: Final = 1.5
@@ -63,11 +66,12 @@ class _Asked(NamedTuple):
 
 
 class Centre:
-    """The centre in its process, and a connection to it."""
+    """The centre in its process, and connections to it."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
-        self._socket = socket.create_connection(("127.0.0.1", self._number()), timeout=_TIMEOUT_S)
+        where = ("127.0.0.1", self._number())
+        self._sockets = [socket.create_connection(where, timeout=_TIMEOUT_S) for _ in range(IN_FLIGHT)]
 
     def _number(self) -> int:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
@@ -89,31 +93,37 @@ class Centre:
         """
         each = itertools.cycle(asked.requests())
         before = self._used_us()
-        for _ in range(requests):
-            self._socket.sendall(next(each))
-            self._read(asked.path)
-        return (self._used_us() - before) / requests
+        rounds = requests // IN_FLIGHT
+        for sock in self._sockets:
+            sock.sendall(next(each))
+        for number in range(rounds):
+            for sock in self._sockets:
+                self._read(sock, asked.path)
+                if number < rounds - 1:
+                    sock.sendall(next(each))
+        return (self._used_us() - before) / (rounds * IN_FLIGHT)
 
-    def _read(self, path: str) -> None:
+    def _read(self, sock: socket.socket, path: str) -> None:
         data = b""
         while b"\r\n\r\n" not in data:
-            data += self._more(path)
+            data += self._more(sock, path)
         head, _, body = data.partition(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200 "):
             raise errors.PlatformError(f"bench: {path} answered {head[:40]!r}")
         missing = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]) - len(body)
         while missing > 0:
-            missing -= len(self._more(path))
+            missing -= len(self._more(sock, path))
 
-    def _more(self, path: str) -> bytes:
-        data = self._socket.recv(65536)
+    def _more(self, sock: socket.socket, path: str) -> bytes:
+        data = sock.recv(65536)
         if not data:
             raise errors.PlatformError(f"bench: the centre ended the connection at {path}")
         return data
 
     def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
+        """Close the connections."""
+        for sock in self._sockets:
+            sock.close()
 
 
 @contextlib.contextmanager
