@@ -37,8 +37,8 @@ class Config:
         rules: what is done for which requests, by host, path and method: the first that fits; see `BusinessRule`.
         addresses: IP addresses by host name, with or without a port, at which its origin may be asked over TLS where
             its name has failed; the certificate is checked by the name.
-        disabled: what never to use, by name: a means (`long`, `ip-direct`, `direct`, `clear`, `original`), `h1`
-            (HTTP/1.1 where HTTP/2 has stalled), `hedge` (a second request beside a late one).
+        disabled: what never to use, by name: a means (`long`, `ip-direct`, `direct`, `relay`, `clear`, `original`),
+            `h1` (HTTP/1.1 where HTTP/2 has stalled), `hedge` (a second request beside a late one).
         retry_statuses: answers to reads, and to writes with an `Idempotency-Key`, that are asked again after a pause,
             that of their `Retry-After` where they have one: what a server says that is too busy or failed for a moment.
             The last such answer is given to the caller. Empty: every answer is final.
