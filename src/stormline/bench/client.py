@@ -1,7 +1,8 @@
 """What a small GET costs the client, in CPU time of its own process, beside httpx2 under the same API and aiohttp.
 
 Each client has a process of its own, and so has the origin. Clients take their turns one after the other; a row is
-the pair of neighbouring turns whose ratio is the median, so that what the machine does meanwhile cancels out.
+the pair of neighbouring turns whose ratio is the median, so that what the machine does meanwhile cancels out. All of
+them stay on one core; see `onecore`.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple
 
 from stormline.assembly.authority import ensure_authority
 from stormline.bench import contestant, hosts
+from stormline.bench.onecore import one_core
 from stormline.bench.results import Row, row
 from stormline.core import errors
 from stormline.net.clock import SystemClock, SystemRng
@@ -109,7 +111,7 @@ class Stage(NamedTuple):
 
 def run() -> list[Row]:
     """Measure; takes one and a half minutes on a quiet machine."""
-    with _stage() as stage:
+    with one_core(), _stage() as stage:
         rows = [each for loop in _LOOPS for each in _rows(stage, loop)]
         return [*rows, _hop(stage), _growth(stage), _host()]
 

@@ -22,6 +22,7 @@ import msgspec
 
 from stormline.bench import centre, loading, push
 from stormline.bench.client import median_pair
+from stormline.bench.onecore import one_core
 from stormline.bench.results import Row, row
 from stormline.core import errors
 from stormline.dispatch import rules
@@ -156,7 +157,7 @@ def run() -> list[Row]:
     plan = _Asked("/v1/plan", questions, "application/json")
     bare = _Asked("/bare", questions, "application/json")
     doh = _Asked("/dns-query", (query,), "application/dns-message")
-    with _running() as running:
+    with one_core(), _running() as running:
         plan_us, bare_us = _pair(running, plan, bare)
         doh_us, bare_doh_us = _pair(running, doh, bare)
     return [
