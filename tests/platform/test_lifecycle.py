@@ -57,7 +57,7 @@ class TestReady:
         kinds = [event["event"] for event in platform.events]
         assert kinds[0] == "starting"
         assert kinds[-1] == "ready"
-        assert kinds.count("answers") == 6  # five roles and the engine
+        assert kinds.count("answers") == 7  # six roles and the engine
 
     def test_status_names_every_part_as_well(self, platform: RunningPlatform) -> None:
         answer = platform.command("status", "--json")
