@@ -6,9 +6,9 @@ import pytest
 
 from stormline.core import errors, limits_relay
 from stormline.core.values import Address
-from stormline.relay.replays import DATE_PROBLEM, Replay, Replays
+from stormline.relay.replays import Replay, Replays
 from stormline.relay.targets import Refused, Target, Targets, is_public, reachable
-from stormline.wire import bhttp
+from stormline.wire import bhttp, ohttp
 
 TARGETS = Targets(
     {
@@ -138,7 +138,7 @@ def test_a_request_that_changes_something_passes_once_within_its_window():
         assert caught.value.status == 409
     with pytest.raises(Replay) as caught:
         replays.take(posted(1000), b"a", 1061)
-    assert caught.value.problem == DATE_PROBLEM
+    assert caught.value.problem == ohttp.DATE_PROBLEM
 
 
 def test_what_is_forgotten_can_pass_no_more():
@@ -148,7 +148,7 @@ def test_what_is_forgotten_can_pass_no_more():
         replays.take(posted(1060), b"a", 1119)
     with pytest.raises(Replay) as caught:
         replays.take(posted(1060), b"a", 1121)
-    assert caught.value.problem == DATE_PROBLEM
+    assert caught.value.problem == ohttp.DATE_PROBLEM
     replays.take(posted(1200), b"c", 1200)
     assert len(replays) == 1
 
@@ -178,4 +178,4 @@ def test_reads_need_no_date_and_are_not_remembered(method):
 def test_a_date_that_is_none_is_refused(value):
     with pytest.raises(Replay) as caught:
         Replays().take(head(b"shop.test", (b"date", value), method=b"POST"), b"a", 0)
-    assert caught.value.problem == DATE_PROBLEM
+    assert caught.value.problem == ohttp.DATE_PROBLEM

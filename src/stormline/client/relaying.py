@@ -3,10 +3,11 @@
 Loaded with a platform alone: its plans name the relays and their keys, signed.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stormline.client.lanes import Failed, Lane, Reply, Run
 from stormline.client.sealed import RelayPlace, Sealer, UnknownRelayKey
@@ -17,9 +18,6 @@ from stormline.core.values import Address
 from stormline.policy.means import Means, Step
 from stormline.wire import jws, ohttp
 from stormline.wire.plan import SEALED, Endpoint
-
-if TYPE_CHECKING:
-    from stormline.outbound.pool import HttpPool
 
 _log = logging.getLogger("stormline.client")
 CARRIER: Final = SEALED
@@ -36,34 +34,12 @@ class Relaying:
     """
 
     def __init__(self, *, clock: Clock, rng: Rng, ask_keys: Callable[[], None]) -> None:
-        self._clock = clock
-        self._rng = rng
+        self._sealer = Sealer(clock=clock, rng=rng)
         self._ask_keys = ask_keys
-        self._places: dict[Endpoint, RelayPlace | None] = {}
-        self._known: dict[Address, RelayPlace] = {}
-        self._sealers: dict[HttpPool, Sealer] = {}
 
     def steps(self, run: Run) -> tuple[Step, ...]:
         """Give a step for each relay that dispatch names for a request, best first."""
-        command = run.limits.command
-        if command is None or run.request.scheme != "https":
-            return ()
-        places = (self._place(each) for each in command.policy.relays)
-        return tuple(Step(Means.RELAY, (place.address,)) for place in places if place is not None)
-
-    def _place(self, relay: Endpoint) -> RelayPlace | None:
-        """Read what a plan says of a relay; None where this client cannot use it."""
-        if relay not in self._places:
-            if len(self._places) >= limits_relay.RELAY_PLACES_MAX:
-                self._places.clear()
-                self._known.clear()
-            self._places[relay] = place = _read(relay)
-            if place is not None:
-                self._known[place.address] = place
-        place = self._places[relay]
-        if place is not None:
-            self._known[place.address] = place  # the newest plan's key, where two named one address
-        return place
+        return tuple(Step(Means.RELAY, (place.address,)) for place in _places(run))
 
     async def ask(self, lane: Lane) -> Reply:
         """Take one step: send the request of a lane through the relay of its step.
@@ -72,14 +48,15 @@ class Relaying:
             Failed: it got no answer of the origin's.
         """
         run = lane.run
-        place = self._known[lane.step.addresses[0]]
+        place = next(each for each in _places(run) if each.address == lane.step.addresses[0])
         request = run.request
         if run.body.whole is None:
             request = request._replace(body=run.body.chunks())
         try:
-            response = await self._sealer(lane).request(
+            response = await self._sealer.request(
                 request,
                 place,
+                lane.path.pool,
                 deadline_s=run.remaining(),
                 body_deadline_s=limits.CALL_DEADLINE_MAX_S,
                 connect_timeout_s=run.limits.connect_timeout_s,
@@ -106,13 +83,16 @@ class Relaying:
             reused=response.reused,
         )
 
-    def _sealer(self, lane: Lane) -> Sealer:
-        pool = lane.path.pool
-        if pool not in self._sealers:
-            self._sealers[pool] = Sealer(pool, clock=self._clock, rng=self._rng)
-        return self._sealers[pool]
+
+def _places(run: Run) -> list[RelayPlace]:
+    """Give the relays that dispatch names for a request, as far as this client can use them."""
+    command = run.limits.command
+    if command is None or run.request.scheme != "https":
+        return []
+    return [place for each in command.policy.relays if (place := _read(each)) is not None]
 
 
+@functools.lru_cache(limits_relay.RELAY_PLACES_MAX)
 def _read(relay: Endpoint) -> RelayPlace | None:
     address = Address(relay.host, relay.port)
     if relay.carrier != SEALED or not address.is_ip:

@@ -19,14 +19,9 @@ from stormline.outbound.messages import BodySource, HttpRequest, HttpResponse, f
 from stormline.outbound.pool import HttpPool
 from stormline.wire import bhttp, ohttp
 
-_NAME: Final = "stormline-relay"
-_OWN_ERROR: Final = re.compile(rf"{_NAME}(?:;[^,]*)?;\s*error=([a-z_]+)([^,]*)")
-_DATE_PROBLEM: Final = "https://iana.org/assignments/http-problem-types#date"
+_OWN_ERROR: Final = re.compile(rf"{ohttp.RELAY_NAME}(?:;[^,]*)?;\s*error=([a-z_]+)([^,]*)")
 _PROBLEM: Final = b"application/problem+json"
-_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_CONNECTION_FIELDS: Final = frozenset(
-    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
-)
+_NOT_SENT: Final = bhttp.CONNECTION_FIELDS | {b"host", b"expect"}
 _CERTAIN: Final = frozenset({400, 404, 405, 408, 413, 415, 429, 431, 503})
 """Statuses of a relay or gateway that has not opened the request: nobody behind it has it."""
 
@@ -51,13 +46,11 @@ class Sealer:
     """Sends requests through relays. Belongs to one event loop.
 
     Args:
-        pool: carries what is sealed.
         clock: for the `Date` of requests that change something.
         rng: seals.
     """
 
-    def __init__(self, pool: HttpPool, *, clock: Clock, rng: Rng) -> None:
-        self._pool = pool
+    def __init__(self, *, clock: Clock, rng: Rng) -> None:
         self._clock = clock
         self._rng = rng
         self._ahead_s = 0.0  # the gateway's clock, as far as it has said
@@ -66,6 +59,7 @@ class Sealer:
         self,
         request: HttpRequest,
         relay: RelayPlace,
+        pool: HttpPool,
         *,
         deadline_s: float,
         body_deadline_s: float | None = None,
@@ -79,6 +73,7 @@ class Sealer:
         Args:
             request: for an `https` origin.
             relay: through whom.
+            pool: carries what is sealed.
             deadline_s: seconds to the head of the answer.
             body_deadline_s: seconds until the last byte of the body, default `deadline_s`.
             connect_timeout_s: seconds for the connection to the relay.
@@ -96,7 +91,7 @@ class Sealer:
         fresh_clock = isinstance(request.body, bytes | None)  # it may be set right, once
         while True:
             sealer, outer = self._sealed(request, relay)
-            carried = await self._pool.request(
+            carried = await pool.request(
                 outer,
                 deadline_s=ends_at - self._clock.monotonic(),
                 body_deadline_s=body_deadline_s,
@@ -131,12 +126,8 @@ class Sealer:
     def _inner(self, request: HttpRequest) -> bhttp.RequestHead:
         host = f"[{request.host}]" if ":" in request.host else request.host
         authority = host if request.port == 443 else f"{host}:{request.port}"
-        fields = [
-            (name.lower(), value)
-            for name, value in request.headers
-            if name.lower() not in _CONNECTION_FIELDS and name.lower() != b"host"
-        ]
-        if request.method not in _SAFE and not any(name == b"date" for name, _ in fields):
+        fields = [(name.lower(), value) for name, value in request.headers if name.lower() not in _NOT_SENT]
+        if request.method.encode() not in ohttp.REPEATABLE and not any(name == b"date" for name, _ in fields):
             wall = self._clock.wall() + self._ahead_s
             fields.append((b"date", formatdate(wall, usegmt=True).encode("ascii")))
         return bhttp.RequestHead(
@@ -156,7 +147,7 @@ class Sealer:
         try:
             problem = json.loads(await response.read(limits_relay.RELAY_CHUNK_BYTES))
             told = parsedate_to_datetime(date.decode("ascii")).timestamp()
-            off = bool(problem["type"] == _DATE_PROBLEM)
+            off = bool(problem["type"] == ohttp.DATE_PROBLEM)
         except (ValueError, TypeError, KeyError, OverflowError):
             return False
         if off:
@@ -208,7 +199,7 @@ async def _opened(carried: HttpResponse, relay: RelayPlace, key: ohttp.ResponseK
 
 def _gateway_error(relay: RelayPlace, error: str, parameters: str) -> errors.GatewayError:
     return errors.GatewayError(
-        f"relay {relay.address}: {error}", phase=Phase.FIRST_BYTE, maybe_delivered="maybe-delivered" in parameters
+        f"relay {relay.address}: {error}", phase=Phase.FIRST_BYTE, maybe_delivered=ohttp.MAYBE_DELIVERED in parameters
     )
 
 

@@ -8,12 +8,14 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, NamedTuple
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from stormline.core import errors, limits_relay
 from stormline.core.clock import Clock
 from stormline.core.values import Address
 from stormline.outbound.messages import HttpRequest, HttpResponse
 from stormline.policy.ratelimit import RateLimiter
-from stormline.relay.gateway import App, Receive, Scope, Send, Sender
+from stormline.relay.gateway import Sender
 from stormline.web import peers
 from stormline.wire import ohttp
 
@@ -51,7 +53,7 @@ class Relay:
         clock: time of rates.
     """
 
-    def __init__(self, gateway: GatewayUrl | App, sender: Sender, *, clock: Clock) -> None:
+    def __init__(self, gateway: GatewayUrl | ASGIApp, sender: Sender, *, clock: Clock) -> None:
         self._gateway = gateway
         self._sender = sender
         self._clock = clock

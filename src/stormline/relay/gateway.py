@@ -13,9 +13,11 @@ origin may have the request.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from email.utils import formatdate
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
+
+from starlette.types import Receive, Scope, Send
 
 from stormline.core import errors, limits_relay
 from stormline.core.clock import Clock, Rng
@@ -30,22 +32,8 @@ from stormline.wire import bhttp, ohttp
 
 _log = logging.getLogger("stormline.relay")
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-NAME: Final = "stormline-relay"
-"""Who says it in `Proxy-Status`."""
-MAYBE_DELIVERED: Final = "maybe-delivered"
-"""Parameter of `Proxy-Status`: the origin may have the request."""
-HOP_BY_HOP: Final = frozenset(
-    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
-     b"trailer", b"transfer-encoding", b"upgrade"}
-)  # fmt: skip
-"""Fields about one connection, which end with it (RFC 9110 section 7.6.1; Trailer because none are passed on)."""
 _NO_STORE: Final = (b"cache-control", b"no-store")
-_NOT_PASSED: Final = HOP_BY_HOP | {b"host", b"expect", b"forwarded", b"via"}
+_NOT_PASSED: Final = bhttp.CONNECTION_FIELDS | {b"host", b"expect", b"forwarded", b"via"}
 _FAILED: Final = (
     (errors.QueueFull, 503, "connection_limit_reached"),
     (errors.ResolveError, 502, "dns_error"),
@@ -115,7 +103,8 @@ class Gateway:
         rng: Rng,
         replays: Replays | None = None,
     ) -> None:
-        self.keys = keys
+        self._keys = keys.by_id
+        self._listed = keys.listed
         self._targets = targets
         self._sender = sender
         self._names = names
@@ -127,7 +116,7 @@ class Gateway:
         """Answer one request."""
         try:
             if scope["method"] == "GET":
-                await _whole(send, 200, ohttp.KEYS_TYPE, self.keys.listed, (b"cache-control", b"max-age=3600"))
+                await _whole(send, 200, ohttp.KEYS_TYPE, self._listed, (b"cache-control", b"max-age=3600"))
                 return
             if scope["method"] != "POST":
                 raise _Outside(405, "expected POST, or GET for the keys")
@@ -155,7 +144,7 @@ class Gateway:
         except TimeoutError:
             raise _Outside(408, "the request did not come in time") from None
         try:
-            content, key = ohttp.open_request(self.keys.by_id, data)
+            content, key = ohttp.open_request(self._keys, data)
         except errors.StormlineError as error:
             raise _unopened(error) from error
         response = await self._answer_whole(content, key)
@@ -186,7 +175,7 @@ class Gateway:
 
     # -- chunks -------------------------------------------------------------------------------------------------------
     async def _exchange_chunked(self, receive: Receive, send: Send) -> None:
-        reader = _Reader(ohttp.RequestOpener(self.keys.by_id), _body(receive))
+        reader = _Reader(ohttp.RequestOpener(self._keys), _body(receive))
         try:
             async with asyncio.timeout(limits_relay.RELAY_HEAD_S):
                 head = await reader.head()
@@ -370,8 +359,8 @@ def _unopened(error: errors.StormlineError) -> _Outside:
 def _own(status: int, error: str, details: str = "", *, maybe_delivered: bool = False) -> bhttp.Response:
     """Make an answer of the gateway's own."""
     shown = "".join(each for each in details if " " <= each <= "~" and each not in '"\\')[:200]
-    value = f"{NAME}; error={error}" + (f'; details="{shown}"' if shown else "")
-    value += f"; {MAYBE_DELIVERED}" if maybe_delivered else ""
+    value = f"{ohttp.RELAY_NAME}; error={error}" + (f'; details="{shown}"' if shown else "")
+    value += f"; {ohttp.MAYBE_DELIVERED}" if maybe_delivered else ""
     return bhttp.Response(status, ((b"proxy-status", value.encode("ascii")), _NO_STORE))
 
 
@@ -391,7 +380,7 @@ def _passed_back(response: HttpResponse) -> bhttp.Fields:
         for token in value.split(b",")
     }
     # Whose answer this is must be told by us alone.
-    dropped = HOP_BY_HOP | nominated | {b"proxy-status"}
+    dropped = bhttp.CONNECTION_FIELDS | nominated | {b"proxy-status"}
     fields = ((name.lower(), value.strip(b" \t")) for name, value in response.headers)
     return tuple(each for each in fields if each[0] not in dropped)
 

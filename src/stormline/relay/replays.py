@@ -5,15 +5,9 @@ Pure: the caller passes `now`.
 
 from collections import deque
 from email.utils import parsedate_to_datetime
-from typing import Final
 
 from stormline.core import limits_relay
-from stormline.wire import bhttp
-
-SAFE: Final = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-"""Methods that change nothing (RFC 9110 section 9.2.1): sent again by another, the answer tells him nothing."""
-DATE_PROBLEM: Final = "https://iana.org/assignments/http-problem-types#date"
-"""Type of the problem (RFC 9457) by which a client learns that its clock is off (RFC 9458 section 6.5.2)."""
+from stormline.wire import bhttp, ohttp
 
 
 class Replay(Exception):
@@ -63,11 +57,11 @@ class Replays:
         Raises:
             Replay: it was seen before, its `Date` is missing or not of now, or no more can be remembered.
         """
-        if head.method in SAFE:
+        if head.method in ohttp.REPEATABLE:
             return
         made_at = _date(head.headers)
         if made_at is None or abs(wall - made_at) > self._window_s:
-            raise Replay(400, "a request that changes something says when it was made", DATE_PROBLEM)
+            raise Replay(400, "a request that changes something says when it was made", ohttp.DATE_PROBLEM)
         while self._order and self._order[0][0] <= wall:
             self._seen.discard(self._order.popleft()[1])
         if enc in self._seen:

@@ -15,7 +15,9 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stormline.core import limits_relay
 from stormline.core.clock import Clock, Rng
@@ -24,7 +26,7 @@ from stormline.net.resolve import Resolver
 from stormline.outbound.dial import Dialer
 from stormline.outbound.pool import HttpPool
 from stormline.relay.forward import GatewayUrl, Relay
-from stormline.relay.gateway import App, Gateway, Receive, Scope, Send
+from stormline.relay.gateway import Gateway
 from stormline.relay.keys import read_keys
 from stormline.relay.targets import Targets
 from stormline.web.server import HttpServer, TlsFiles
@@ -84,9 +86,9 @@ class Service:
         if config.gateway is None:
             keys, targets = read_keys(config.keys), Targets(config.origins)
             self.gateway = Gateway(keys, targets, self._pool, self._names, clock=clock, rng=rng)
-        self.relay = Relay(config.gateway or cast("App", self.gateway), self._pool, clock=clock)
+        self.relay = Relay(config.gateway or cast("ASGIApp", self.gateway), self._pool, clock=clock)
 
-    def app(self, *, tls: bool) -> App:
+    def app(self, *, tls: bool) -> ASGIApp:
         """Give the application for one kind of port."""
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,12 +142,12 @@ async def run(
     service = Service(config, clock=clock, rng=rng)
     servers: list[HttpServer] = []
     try:
-        clear = cast("Any", service.app(tls=False))
+        clear = service.app(tls=False)
         for port in config.ports:
             server = HttpServer(clear, host=config.host, port=port, what="relay")
             servers.append(server)
         if config.tls_port is not None:
-            app = cast("Any", service.app(tls=True))
+            app = service.app(tls=True)
             servers.append(HttpServer(app, host=config.host, port=config.tls_port, what="relay (TLS)", tls=config.tls))
         for server in servers:
             await server.start()

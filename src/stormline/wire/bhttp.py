@@ -20,6 +20,11 @@ from stormline.core.errors import RemoteProtocolError
 
 Fields: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
+CONNECTION_FIELDS: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+     b"trailer", b"transfer-encoding", b"upgrade"}
+)  # fmt: skip
+"""Fields about one connection, which end with it (RFC 9110 section 7.6.1; Trailer because none are passed on)."""
 _KNOWN_REQUEST: Final = 0
 _KNOWN_RESPONSE: Final = 1
 _STREAMED_REQUEST: Final = 2

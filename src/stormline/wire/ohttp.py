@@ -35,6 +35,15 @@ CHUNKED_REQUEST_TYPE: Final = "message/ohttp-chunked-req"
 CHUNKED_RESPONSE_TYPE: Final = "message/ohttp-chunked-res"
 KEY_PROBLEM: Final = "https://iana.org/assignments/http-problem-types#ohttp-key"
 """Type of the problem (RFC 9457) by which a gateway says that the key is none of its own (RFC 9458 section 5.3)."""
+DATE_PROBLEM: Final = "https://iana.org/assignments/http-problem-types#date"
+"""Type of the problem by which a client learns that its clock is off (RFC 9458 section 6.5.2)."""
+RELAY_NAME: Final = "stormline-relay"
+"""Who speaks in `Proxy-Status` (RFC 9209) where an answer is the gateway's own."""
+MAYBE_DELIVERED: Final = "maybe-delivered"
+"""Parameter of that `Proxy-Status`: the origin may have the request."""
+REPEATABLE: Final = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+"""Methods that change nothing (RFC 9110 section 9.2.1): sent again by another, the answer tells him nothing. A request
+with any other says when it was made."""
 ENTROPY_BYTES: Final = 32
 """Fresh randomness for one request: the ephemeral X25519 key."""
 NONCE_BYTES: Final = 32

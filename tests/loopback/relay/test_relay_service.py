@@ -13,8 +13,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from stormline.core import errors, limits_relay
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.relay import keys, service
-from stormline.relay.gateway import NAME
-from stormline.relay.replays import DATE_PROBLEM
 from stormline.wire import bhttp, ohttp
 
 pytestmark = pytest.mark.loopback
@@ -100,7 +98,7 @@ async def test_an_answer_that_breaks_off_is_not_taken_for_whole(stage):
     assert not any(isinstance(event, bhttp.End) for event in got)
     whole = await stage.ask(stage.head(path=b"/breaks"))
     assert whole.status == 502
-    assert NAME.encode() in dict(whole.headers)[b"proxy-status"]
+    assert ohttp.RELAY_NAME.encode() in dict(whole.headers)[b"proxy-status"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +119,7 @@ async def test_what_is_not_relayed_is_told_inside_and_reaches_nobody(stage, chan
     answer = await stage.ask(stage.head()._replace(**change))
     assert answer.status == status
     told = dict(answer.headers)[b"proxy-status"]
-    assert told.startswith(b"%s; error=%s" % (NAME.encode(), error))
+    assert told.startswith(b"%s; error=%s" % (ohttp.RELAY_NAME.encode(), error))
     assert b"maybe-delivered" not in told
     assert stage.origin.seen == []
 
@@ -163,7 +161,7 @@ async def test_a_read_may_be_repeated(stage):
 async def test_a_device_with_a_wrong_clock_is_told_the_time(stage, headers):
     answer = await stage.ask(stage.head(b"POST", headers=headers), b"pay")
     assert answer.status == 400
-    assert json.loads(answer.content)["type"] == DATE_PROBLEM
+    assert json.loads(answer.content)["type"] == ohttp.DATE_PROBLEM
     told = dict(answer.headers)[b"date"]
     again = await stage.ask(stage.head(b"POST", headers=[(b"date", told)]), b"pay")
     assert again.status == 200

@@ -29,12 +29,22 @@ class Moved(SystemClock):
         return super().wall() - 10_000_000
 
 
+class Carrier:
+    """A sealer with the pool that carries."""
+
+    def __init__(self, sealing, pool):
+        self._sealing, self._pool = sealing, pool
+
+    def request(self, request, relay, **times):
+        return self._sealing.request(request, relay, self._pool, **times)
+
+
 @contextlib.asynccontextmanager
 async def sealer(clock=None):
     names = Resolver()
     pool = HttpPool(Dialer(names, ssl.create_default_context()), SystemClock())
     try:
-        yield Sealer(pool, clock=clock or SystemClock(), rng=SystemRng())
+        yield Carrier(Sealer(clock=clock or SystemClock(), rng=SystemRng()), pool)
     finally:
         await pool.aclose()
         names.close()
