@@ -15,6 +15,7 @@ WHAT = {
     "gateway": "long connections (TLS)",
     "admin": "business API (HTTP)",
     "apm": "telemetry and queries (HTTPS)",
+    "relay": "sealed requests (HTTP)",
     "console": "operator's pages (HTTP)",
     "nats": "engine (NATS)",
     "shop": "demo upstream (HTTP)",
