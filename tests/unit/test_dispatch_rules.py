@@ -25,8 +25,6 @@ RULES = RuleSet(
     networks={"10.0.0.0/8": Network(region="eu", operator="tele"), "2001:db8::/32": Network()},
     operators={"tele": frozenset({64500})},
     homes=Homes(epoch=2, units={"u1": 1}, moved={"ann": "u1"}),
-    dns_upstream="192.0.2.53",
-    dns_ttl_s=30,
 )
 
 
@@ -105,8 +103,6 @@ def path(**change: object) -> dict[str, HostPlan]:
         (RuleSet(version=1, operators={"No": frozenset({1})}), "operator"),
         (RuleSet(version=1, homes=Homes(units={"u1": 0})), "homes"),
         (RuleSet(version=1, homes=Homes(units={"u1": 1}, moved={"ann": "U 2"})), "homes"),
-        (RuleSet(version=1, dns_upstream="resolver.example"), "dns_upstream"),
-        (RuleSet(version=1, dns_ttl_s=0), "dns_ttl_s"),
     ],
 )
 def test_check_refuses_and_names_what_is_wrong(wrong: RuleSet, named: str) -> None:

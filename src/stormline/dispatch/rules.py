@@ -11,7 +11,6 @@ import msgspec
 
 from stormline.core import errors, ids
 from stormline.core import limits_platform as limits
-from stormline.core.values import parse_address
 from stormline.policy import means, presets
 from stormline.wire import hostname, jws, ohttp, pathpattern, strictjson
 from stormline.wire.plan import PUSH, SEALED, Carrier, Endpoint, HostPlan, Policy
@@ -22,7 +21,6 @@ MEANS: Final = frozenset(each.value for each in means.Means)
 SWITCHES: Final = frozenset({*means.SWITCHES, *(each.value for each in Carrier)})
 """What can be switched off, by name."""
 _CARRIERS: Final = frozenset(each.value for each in Carrier)
-_Seconds = Annotated[int, msgspec.Meta(ge=limits.RULES_TTL_S_MIN, le=7 * 24 * 3600)]
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -85,9 +83,6 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
         networks: where client addresses are, by CIDR; the longest prefix counts.
         operators: autonomous system numbers of each network operator, by its name, for a MaxMind database.
         homes: how users are shared out among units, None for no word on it.
-        dns_upstream: resolver to which DNS questions for other names go, `ip:port` or an `https://` URL; empty: they
-            are refused.
-        dns_ttl_s: life of a DNS answer about a host that has no `ttl_s` of its own.
     """
 
     format: str = FORMAT
@@ -104,8 +99,6 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     networks: dict[str, Network] = {}
     operators: dict[str, frozenset[int]] = {}
     homes: Homes | None = None
-    dns_upstream: str = ""
-    dns_ttl_s: _Seconds = 60
 
 
 _decoder = msgspec.json.Decoder(RuleSet)
@@ -153,7 +146,6 @@ class _Check:
             gateways[app] = self._all(endpoints, f"rules: gateway of app {app!r}")
             _small(gateways[app], limits.GATEWAYS_BYTES_MAX, f"rules: gateways of app {app!r}")
         report = self._all((rules.report,), "rules: report")[0] if rules.report else None
-        self._check_dns()
         return msgspec.structs.replace(
             rules, hosts=hosts, apps=apps, preload=preload, gateways=gateways, report=report,
             networks=_networks(rules),
@@ -288,19 +280,6 @@ class _Check:
                 raise errors.ConfigError("rules: homes: no unit with a weight")
             for unit in (*rules.homes.units, *rules.homes.moved.values()):
                 ids.check_label(unit, "rules: homes: unit")
-
-    def _check_dns(self) -> None:
-        upstream = self._rules.dns_upstream
-        if not limits.RULES_TTL_S_MIN <= self._rules.dns_ttl_s <= 7 * 24 * 3600:
-            raise errors.ConfigError(f"rules: dns_ttl_s {self._rules.dns_ttl_s}: at least {limits.RULES_TTL_S_MIN}")
-        if not upstream or (upstream.startswith("https://") and len(upstream) > 8):
-            return
-        try:
-            is_ip = parse_address(upstream, default_port=53).is_ip
-        except errors.ConfigError as error:
-            raise errors.ConfigError(f"rules: dns_upstream: {error}") from None
-        if not is_ip:
-            raise errors.ConfigError(f"rules: dns_upstream {upstream[:80]!r}: expected ip:port or an https:// URL")
 
 
 def check(rules: RuleSet) -> RuleSet:
