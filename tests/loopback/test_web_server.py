@@ -16,6 +16,7 @@ from stormline.assembly.authority import ensure_authority
 from stormline.core import errors
 from stormline.core import limits_platform as limits
 from stormline.net.clock import SystemClock, SystemRng
+from stormline.web import bodies
 from stormline.web.server import HttpServer, TlsFiles
 
 pytestmark = pytest.mark.loopback
@@ -164,6 +165,78 @@ async def test_server_head_does_not_wait_for_a_body_that_comes_later() -> None:
         release.set()
         assert await answer.aread() == b"ab"
     await server.stop()
+
+
+class TestBodies:
+    """What `bodies.Reader` takes of a real server's requests."""
+
+    @pytest.fixture(name="told")
+    async def _told(self) -> AsyncIterator[tuple[HttpServer, "asyncio.Queue[object]"]]:
+        told: asyncio.Queue[object] = asyncio.Queue()
+        reader = bodies.Reader(60.0)
+
+        async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            try:
+                told.put_nowait(await reader.read(scope, receive, 8))
+            except errors.RequestRefused as error:
+                told.put_nowait(error.code)
+            if scope["path"] == "/wait":
+                told.put_nowait(await receive())
+            await _app(scope, receive, send)
+
+        server = HttpServer(app, host="127.0.0.1", port=0, what="test")
+        await server.start()
+        yield server, told
+        reader.stop()
+        await server.stop()
+
+    @staticmethod
+    def _post(path: str, body: bytes, *fields: bytes) -> tuple[bytes, bytes]:
+        head = b"\r\n".join([b"POST %s HTTP/1.1" % path.encode(), b"host: a", *fields])
+        return head + b"\r\ncontent-length: %d\r\n\r\n" % len(body), body
+
+    async def test_whole_and_in_pieces_and_kept_apart_on_one_connection(
+        self, told: tuple[HttpServer, "asyncio.Queue[object]"]
+    ) -> None:
+        server, seen = told
+        reader, writer = await asyncio.open_connection(*server.address)
+        for pieces, taken in (
+            ((b"abcd",), b"abcd"),
+            ((b"", b"ab", b"cd"), b"abcd"),
+            ((b"",), b""),
+            ((b"12345678",), b"12345678"),
+            ((b"123456789",), "too-large"),
+            ((b"e",), b"e"),
+        ):
+            head, body = self._post("/", b"".join(pieces))
+            writer.write(head + (body if len(pieces) == 1 else b""))
+            for piece in pieces if len(pieces) > 1 else ():
+                await asyncio.sleep(0.01)
+                writer.write(piece)
+            await reader.readuntil(b"ok")
+            assert seen.get_nowait() == taken
+        head, body = self._post("/", b"1234", b"expect: 100-continue")
+        writer.write(head)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        await reader.readuntil(b"ok")
+        assert seen.get_nowait() == b"1234"
+        writer.close()
+        await writer.wait_closed()
+
+    async def test_what_follows_a_whole_body_is_the_end_of_the_connection(
+        self, told: tuple[HttpServer, "asyncio.Queue[object]"]
+    ) -> None:
+        server, seen = told
+        _, writer = await asyncio.open_connection(*server.address)
+        writer.write(b"".join(self._post("/wait", b"abcd")))
+        assert await seen.get() == b"abcd"
+        await asyncio.sleep(0.05)
+        assert seen.empty()
+        writer.close()
+        await writer.wait_closed()
+        async with asyncio.timeout(10):
+            assert await seen.get() == {"type": "http.disconnect"}
 
 
 class TestTls:

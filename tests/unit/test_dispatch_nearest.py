@@ -101,6 +101,14 @@ def test_devices_are_shared_out_by_weight_and_keep_their_place() -> None:
         assert tuple(each for each in with_c if each != c) == without
 
 
+@pytest.mark.parametrize("name", ["d{}", "device-{:06}", "{:032x}", "10.0.{}.0", "2001:db8:0:{:x}00::"])
+def test_devices_and_networks_numbered_in_any_way_are_spread_over_all_groups(name: str) -> None:
+    count = 100 * limits.PLACEMENT_BUCKETS
+    groups = Counter(nearest.bucket(name.format(number)) for number in range(count))
+    assert set(groups) == set(range(limits.PLACEMENT_BUCKETS))
+    assert all(60 < size < 140 for size in groups.values())  # four deviations of chance
+
+
 def test_gateways_of_role_push_are_for_push_devices_alone() -> None:
     shop, push, origin = at(1), at(2, role="push"), at(3, carrier="h2")
     assert nearest.for_role((shop, push, origin), push=False) == (shop, origin)

@@ -86,13 +86,13 @@ def test_refusals_are_not_remembered() -> None:
     assert (len(signer), signer.bytes_held) == (0, 0)
 
 
-def test_the_answer_not_asked_for_longest_goes_first() -> None:
+def test_the_answer_that_was_signed_first_goes_first() -> None:
     signer = PlanSigner(KEY, entries_max=2)
     a = signer.answer(ask("a.example"), rules(), NOW)
-    signer.answer(ask("b.example"), rules(), NOW)
-    signer.answer(ask("a.example"), rules(), NOW)
+    b = signer.answer(ask("b.example"), rules(), NOW)
     signer.answer(ask("c.example"), rules(), NOW)
-    assert signer.answer(ask("a.example"), rules(), NOW) is a
+    assert signer.answer(ask("b.example"), rules(), NOW) is b
+    assert signer.answer(ask("a.example"), rules(), NOW + 1) != a
     assert len(signer) == 2
 
 

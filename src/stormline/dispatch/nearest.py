@@ -15,6 +15,7 @@ import functools
 import hashlib
 import ipaddress
 import math
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -26,7 +27,6 @@ PREFIX_V4: Final = 24
 """Of an IPv4 address so much is kept (RFC 7871 section 11.1)."""
 PREFIX_V6: Final = 56
 """Of an IPv6 address so much is kept."""
-_BUCKET_HASH: Final = hashlib.blake2b(digest_size=4, person=b"sl-bucket")
 _AnyAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -196,9 +196,7 @@ def for_role(endpoints: tuple[Endpoint, ...], *, push: bool) -> tuple[Endpoint, 
 
 def bucket(name: str) -> int:
     """Give the group of a device or address: evenly, and the same for ever."""
-    hashed = _BUCKET_HASH.copy()
-    hashed.update(name.encode("utf-8", "replace"))
-    return int.from_bytes(hashed.digest()) % limits.PLACEMENT_BUCKETS
+    return zlib.crc32(name.encode("utf-8", "replace")) % limits.PLACEMENT_BUCKETS
 
 
 def choose(name: str, weights: Iterable[tuple[str, int]]) -> str:

@@ -47,11 +47,12 @@ _CHANGES_KEPT = 4
 class _Entry:
     """One answer and what was made from it."""
 
-    __slots__ = ("changes", "plan", "text", "unchanged", "until")
+    __slots__ = ("changes", "plan", "since", "text", "unchanged", "until")
 
     def __init__(self, plan: wire_plan.Plan, text: bytes, until: float) -> None:
         self.plan = plan
         self.text = text
+        self.since = plan.issued_at
         self.until = until
         self.unchanged = b""
         self.changes: dict[str, bytes] = {}
@@ -66,7 +67,7 @@ class PlanSigner:
 
     Equal questions from clients in one placement group (same app, hosts, rule version, region, operator, unit, role and
     bucket of devices) get the same bytes for `refresh_s`, or half the life of a shorter plan. The memory is bounded in
-    entries and in bytes; what was not asked for longest goes first.
+    entries and in bytes; what was signed first goes first.
 
     Who says what is held gets 'unchanged' where that is still true, whatever the version; and where `changes` may be
     sent and the content held is remembered, only what differs.
@@ -125,8 +126,7 @@ class PlanSigner:
         Raises:
             RequestRefused: see `planner.plan_for`.
         """
-        planner.check_app(request.app, rules)
-        hosts = planner.hosts_of(request)
+        hosts = planner.hosts_of(request)  # whether the app is known, who makes the plan looks
         near = self.nearest(rules)
         group = near.group(address, device=request.device, role=request.role)
         signing = self.key_for(request.kids)
@@ -134,14 +134,12 @@ class PlanSigner:
             request.app, rules.version, self.standing.revision, self.measures.revision, signing.kid, hosts, group,
         )  # fmt: skip
         entry = self._entries.get(key)
-        if entry is not None and not entry.plan.issued_at <= wall < entry.until:
+        if entry is not None and not entry.since <= wall < entry.until:
             self._forget(key)
             entry = None
-        if entry is not None:
-            self._entries.move_to_end(key)
-            if not request.held:
-                return entry.text
-        else:
+        if entry is not None and not request.held:
+            return entry.text
+        if entry is None:
             place = near.place(address, device=request.device, role=request.role)
             plan = planner.plan_for(request, rules, wall, near=near, place=place, standing=self.standing)
             plan = msgspec.structs.replace(plan, keys=self._announced)
