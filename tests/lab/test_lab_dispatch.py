@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from stormline.client.store import Store
+from stormline.core import limits_network
 from stormline.dispatch import rules as dispatch_rules
 from stormline.lab import faults, platform, specs, workload
 from stormline.lab.hijack import Lie
@@ -37,6 +38,7 @@ TRIES = 3
 """How often it is shown what a machine that stands still for a second would hide."""
 LATE_S = 6.0
 """Longest that an order may take whose steps take one to three seconds on a machine that does nothing else."""
+MORNING_S = 6 * 3600
 MONTH_S = 30 * 86_400
 
 
@@ -311,7 +313,7 @@ def test_start_with_a_stored_plan_asks_nobody(scene: Scene, client: Start) -> No
 
 
 def test_start_with_a_plan_of_last_month_serves_it_as_stale(scene: Scene, client: Start, tmp_path: Path) -> None:
-    keep_old_plan(scene, tmp_path / "kept")
+    keep_old_plan(scene, tmp_path / "kept", MONTH_S)
     with scene.suffering(ALL_DEAD):
         here = client(scene, store="kept")
         told, then = here.get(), here.get(2)
@@ -323,9 +325,22 @@ def test_start_with_a_plan_of_last_month_serves_it_as_stale(scene: Scene, client
     assert asked(told)[:2] == [way(ONE), way(TWO)]
 
 
-def keep_old_plan(scene: Scene, folder: Path) -> None:
-    """Put into a store what a centre said last month."""
-    said_at = int(SystemClock().wall()) - MONTH_S
+def test_start_with_a_plan_of_this_morning_serves_it_before_a_second_centre_is_asked(
+    scene: Scene, client: Start, tmp_path: Path
+) -> None:
+    keep_old_plan(scene, tmp_path / "kept", MORNING_S)
+    with scene.suffering(ALL_DEAD):
+        here = client(scene, store="kept")
+        told, then = here.get(), here.do("pause", pause_s=limits_network.ASK_STAGGER_S + 0.5)
+    assert told["right"], told
+    assert "plan version 1, stale: 2 endpoints" in story(told)
+    assert asked(told) in ([], [way(ONE)])
+    assert asked(told) + asked(then) == [way(ONE), way(TWO)]
+
+
+def keep_old_plan(scene: Scene, folder: Path, age_s: int) -> None:
+    """Put into a store what a centre said then."""
+    said_at = int(SystemClock().wall()) - age_s
     rules = scene.platform.rules()
     old = Plan(app=APP, version=1, issued_at=said_at, expires_at=said_at + 3600, hosts=rules.hosts)
     store = Store(folder, APP)

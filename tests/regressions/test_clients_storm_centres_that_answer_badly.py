@@ -264,7 +264,9 @@ def test_device_of_a_roll_out_that_got_another_id_goes_on_with_what_it_has_seen(
         claims = tokens.DeviceToken(app=APP, device="after", iat=0, exp=2**33)
         one._token = tokens.mint(claims, key=TOKEN_KEY.key, kid=TOKEN_KEY.kid)
         await asyncio.sleep(2 * LIFE_S)
-        assert (await one.host_plan(HOST)).endpoints[0].port == 2
+        for _ in range(2):  # the expired plan serves at once, then the newer one
+            assert (await one.host_plan(HOST)).endpoints[0].port == 2
+            await asyncio.sleep(1)
         assert (one.rejects, one.stale) == ({}, False)
         newcomer = client(centres, 1, "another")
         assert (await newcomer.host_plan(HOST)).endpoints[0].port == 1

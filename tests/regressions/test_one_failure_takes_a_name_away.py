@@ -103,7 +103,7 @@ class Centre:
         monkeypatch.setattr(upstream, "servers_of", lambda *_, **__: [self.zone])
         loop = asyncio.get_running_loop()
         host = HostPlan(endpoints=(Endpoint(host=ORIGIN, port=443),), ttl_s=FLOOR_S)
-        made = RuleSet(version=1, hosts={SHOP: host}, apps={"shop": frozenset({SHOP})}, dns_ttl_s=FLOOR_S)
+        made = RuleSet(version=1, hosts={SHOP: host}, apps={"shop": frozenset({SHOP})})
         self.service = DispatchService(
             DispatchConfig(
                 host="127.0.0.1", port=0, tls=None, unit="u1", rules=rules.check(made), plan_key=PLAN_KEY,

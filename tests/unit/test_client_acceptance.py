@@ -96,7 +96,24 @@ def test_expired_plan_of_the_last_run_is_held_as_stale(store):
     Acceptance(bundle(), Clock(), store).take(signed(7), ())
     again = Acceptance(bundle(), Clock(NOW + 30 * 86400.0), store)
     assert again.restore().version == 7
-    assert not again.fresh
+    assert (again.fresh, again.stands) == (False, False)
+
+
+@pytest.mark.parametrize("life_s", [60, 3600])
+def test_plan_stands_for_some_of_its_own_lives_after_its_end(store, life_s):
+    running = Acceptance(bundle(), clock := Clock(), store)
+    running.take(signed(7, life_s=life_s), ())
+    end_s = life_s * (1 + limits_network.PLAN_STALE_LIVES)
+    for age_s, judged in (
+        (life_s - 1, (True, True)),
+        (life_s + 1, (False, True)),
+        (end_s - 1, (False, True)),
+        (end_s + 1, (False, False)),
+    ):
+        clock.now = 100.0 + age_s
+        restored = Acceptance(bundle(), Clock(NOW + age_s), store)
+        restored.restore()
+        assert (running.fresh, running.stands) == (restored.fresh, restored.stands) == judged
 
 
 @pytest.mark.parametrize("wrong_s", [-YEARS, YEARS])

@@ -79,7 +79,7 @@ class Acceptance:
         self._texts: list[str] = []  # a whole plan as it was signed, and what changed it since; for the disk
         self._texts_give = ""  # the digest of what they come to
         self._whole = False  # the next answer is wanted whole
-        self._fresh_until = 0.0
+        self._fresh_until = self._stands_until = 0.0
         self._refresh_at = 0.0
         self._floor = self._load_floor()
 
@@ -92,6 +92,11 @@ class Acceptance:
     def fresh(self) -> bool:
         """The plan held has not expired."""
         return self._clock.monotonic() < self._fresh_until
+
+    @property
+    def stands(self) -> bool:
+        """The plan held has not expired, or not long ago: it serves while a newer one is asked for."""
+        return self._clock.monotonic() < self._stands_until
 
     @property
     def due(self) -> bool:
@@ -152,7 +157,7 @@ class Acceptance:
             _log.info("stored plan not used: %s", error)
             return None
         self._texts, self._texts_give = texts, held.digest
-        self._hold(held, min(self._life_s(held), max(0.0, held.expires_at - self._clock.wall())))
+        self._hold(held, min(self._life_s(held), held.expires_at - self._clock.wall()))
         return held
 
     def take(
@@ -278,10 +283,11 @@ class Acceptance:
         # By the centre's own clock, spent on our monotonic one: a wrong wall clock here does not matter.
         return min(limits.PLAN_LIFE_S, max(0.0, accepted.expires_at - accepted.issued_at))
 
-    def _hold(self, accepted: Plan, life_s: float) -> None:
-        now = self._clock.monotonic()
-        self._plan, self._fresh_until = accepted, now + life_s
-        self._refresh_at = now + max(0.0, life_s - 0.25 * self._life_s(accepted))
+    def _hold(self, accepted: Plan, left_s: float) -> None:
+        now, life_s = self._clock.monotonic(), self._life_s(accepted)
+        self._plan, self._fresh_until = accepted, now + left_s
+        self._stands_until = self._fresh_until + limits_network.PLAN_STALE_LIVES * life_s
+        self._refresh_at = now + max(0.0, left_s - 0.25 * life_s)
 
     def _load_floor(self) -> int:
         text = self._store.load_floor() if self._store is not None else ""

@@ -50,6 +50,7 @@ class Scheduling:
     Identical questions in flight are joined; an answer serves until it expires, measured on the monotonic clock, so
     a step of the wall clock neither ages nor refreshes it. After an outage dispatch is left alone for
     `limits.PLAN_RETRY_S` and longer from failure to failure; a plan that has expired meanwhile still serves (`stale`).
+    One that expired lately serves without a wait, while a newer one is asked for; the next request goes by that.
 
     Attributes:
         network: gives the kind of network for the next question; empty where it is not known.
@@ -177,7 +178,8 @@ class Scheduling:
                 self._ask(host)
         elif now >= self._not_before or (not known and self._last_error is None):
             task = self._ask(host)
-            if not known or self._last_error is None:  # else: there is an outage, and the stale word serves meanwhile
+            # A known word that stands serves meanwhile, and in an outage also one that has long expired.
+            if not known or (self._last_error is None and not self._acceptance.stands):
                 longest_s = limits_network.PLAN_STALE_WAIT_S if known else limits.PLAN_WAIT_S
                 await asyncio.wait({task}, timeout=min(wait_s, longest_s))
         held = self._acceptance.plan

@@ -116,8 +116,11 @@ SNIFF_PAUSE_S_MAX: Final = 900.0
 """The longest such pause: a centre that is back carries its share again within a quarter of an hour."""
 PLAN_RETRY_S_MAX: Final = 60.0
 """The longest pause after questions that nobody answered well; it begins at `limits.PLAN_RETRY_S` and doubles."""
+PLAN_STALE_LIVES: Final = 24.0
+"""For so many of its own lives after its end an expired plan serves at once, while a newer one is asked for: a day for
+one of `PLAN_LIFE_S`, in which addresses seldom move (`RESOLVE_STALE_S`), and less where the operator gave it less."""
 PLAN_STALE_WAIT_S: Final = 1.0
-"""How long a call waits for a newer word where it has an expired one; then the expired one serves."""
+"""How long a call waits for a newer word where it has one that expired before that; then the expired one serves."""
 PLAN_CHANGES_KEPT: Final = 8
 """Answers that change a stored plan and are kept behind it: read one after the other at a start, some 0.1 ms each. The
 next answer after them is wanted whole."""

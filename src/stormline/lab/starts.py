@@ -26,7 +26,7 @@ from stormline.lab.starts_networks import NETWORKS, SHOP_WIFI, STAGE, Network, m
 
 RESTARTS: Final = 20
 AWAY_S: Final = 6 * 3600.0
-"""Between two starts, by the device's wall clock: plans have expired, and what is known of networks has aged."""
+"""Between two starts, by the clocks of device and centre: plans have expired, what is known of networks has aged."""
 WAYS: Final = ("origin", "long", "names")
 """How the app's host is reached: at the origin's addresses from dispatch, over the long connection, or by its name
 alone, without any platform."""
@@ -301,9 +301,33 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
                 pipe.close()
 
 
+class _Platform:
+    """The platform's servers in their process; `bundle` is the client's."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", bundle: Path) -> None:
+        self._process = process
+        self.bundle = bundle
+
+    def ready(self) -> None:
+        """Wait until it is.
+
+        Raises:
+            PlatformError: it has ended.
+        """
+        if self._process.stdout is None or self._process.stdout.readline() != b"ready\n":
+            raise errors.PlatformError("starts: the platform did not start, or has ended")
+
+    def be_later(self, later_s: float) -> None:
+        """Have the centre's day go on as the device's does."""
+        if self._process.stdin is not None:
+            self._process.stdin.write(b"%r\n" % later_s)
+            self._process.stdin.flush()
+        self.ready()
+
+
 @contextlib.contextmanager
-def _platform(stage: Stage, folder: Path) -> Iterator[Path]:
-    """Run the platform's servers; gives the path of the client's bundle.
+def _platform(stage: Stage, folder: Path) -> Iterator[_Platform]:
+    """Run the platform's servers.
 
     Raises:
         PlatformError: they did not start.
@@ -320,9 +344,9 @@ def _platform(stage: Stage, folder: Path) -> Iterator[Path]:
     process = stage.topology.server.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
         _favour(process.pid)
-        if process.stdout is None or process.stdout.readline() != b"ready\n":
-            raise errors.PlatformError("starts: the platform did not start")
-        yield bundle
+        platform = _Platform(process, bundle)
+        platform.ready()
+        yield platform
     finally:
         _end(process)
 
@@ -387,11 +411,11 @@ def run(
     with contextlib.ExitStack() as stack:
         stage = stack.enter_context(Stage(STAGE, seed, folder=folder / "keys"))
         _favour(stage.origin.pid)
-        bundle = stack.enter_context(_platform(stage, folder))
+        platform = stack.enter_context(_platform(stage, folder))
         device = _Device(stage)
         stack.callback(device.close)
         apps = [
-            _App(way, learns=learns, stage=stage, bundle=bundle, folder=folder)
+            _App(way, learns=learns, stage=stage, bundle=platform.bundle, folder=folder)
             for way in ways
             for learns in (True, False)
         ]
@@ -401,6 +425,7 @@ def run(
         visits = dict.fromkeys((each.name for each in networks), 0)
         for number, network in enumerate(order, start=1):
             move(stage, network)
+            platform.be_later(number * AWAY_S)
             for app in sorted(apps, key=lambda _: rng.random()):
                 visit = Visit(
                     seed=seed,

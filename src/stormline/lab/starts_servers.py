@@ -1,7 +1,8 @@
 """The platform behind the device that moves: one scheduling centre, and one gateway under several addresses and ports.
 
 Run as `python -m stormline.lab.starts_servers` inside the servers' namespace, told by its arguments. It writes the
-client's bundle, says so in one line on its output, and ends when its input does.
+client's bundle, says so in one line on its output, takes each line of its input as how far the centre's wall clock is
+to be ahead (seconds), as the device's is, and says that it is; and ends when its input does.
 """
 
 import asyncio
@@ -39,6 +40,15 @@ _GATEWAY_PORT: Final = 7000
 _PLAN_FILE: Final = "plan-sign.pem"
 _ENROL_FILE: Final = "token-sign.pem"
 _NO_ENGINE: Final = EngineConfig(url="nats://127.0.0.1:1", user="nobody", password=Secret("nothing"))
+
+
+class _Ahead(SystemClock):
+    """The machine's clock with the time of day of a later start."""
+
+    later_s = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.later_s
 
 
 def rules(origin: tuple[str, ...]) -> RuleSet:
@@ -86,7 +96,9 @@ def addresses_script(origin: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-async def _dispatch(told: dict[str, Any], authority: Authority, stop: asyncio.Event) -> "asyncio.Task[None]":
+async def _dispatch(
+    told: dict[str, Any], authority: Authority, clock: SystemClock, stop: asyncio.Event
+) -> "asyncio.Task[None]":
     """Start the scheduling centre; gives its work once it answers."""
     keys = authority.folder
     plan_key = ensure_signing_key(keys / _PLAN_FILE, "plan")
@@ -102,7 +114,7 @@ async def _dispatch(told: dict[str, Any], authority: Authority, stop: asyncio.Ev
         admin_key=Secret(ids.new_id(SystemRng())),
     )
     up: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
-    work = service.run(config, clock=SystemClock(), rng=SystemRng(), started=up.set_result, stop=stop)
+    work = service.run(config, clock=clock, rng=SystemRng(), started=up.set_result, stop=stop)
     task = asyncio.create_task(work, name="dispatch")
     await _started(task, up)
     return task
@@ -167,13 +179,19 @@ async def run(told: dict[str, Any], authority: Authority) -> None:
         told: `origin` (addresses), `upstream` (`http://ip` behind the gateway).
         authority: of all certificates and keys.
     """
-    stop = asyncio.Event()
-    tasks = [await _dispatch(told, authority, stop), await _gateway(told, authority, stop)]
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.read)
+    stop, clock = asyncio.Event(), _Ahead()
+    tasks = [await _dispatch(told, authority, clock, stop), await _gateway(told, authority, stop)]
+    _say_ready()
+    while later_s := await asyncio.to_thread(sys.stdin.readline):
+        clock.later_s = float(later_s)
+        _say_ready()
     stop.set()
     await asyncio.gather(*tasks)
+
+
+def _say_ready() -> None:
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
 
 
 def main(told: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import stormline
 from stormline.client.store import Store
-from stormline.core import limits, limits_platform
+from stormline.core import limits, limits_network, limits_platform
 from stormline.core.codes import Code
 from stormline.core.values import Address
 from stormline.net.clock import SystemClock
@@ -192,11 +192,13 @@ class TestDistrust:
             here.client(bundle=bundle_for(here.pki, dispatch.address), disabled=ONLY_LONG) as client,
         ):
             await client.post(URL, content=b"x")
-            await wait_until(lambda: client._storm.runtime().scheduling.stale)
+            scheduling = client._storm.runtime().scheduling
+            await wait_until(lambda: scheduling.stale)
             await client.post(URL, content=b"x")
-            await wait_until(lambda: len(asked) >= 2)
+            await wait_until(lambda: scheduling.last_error is not None)
             response = await client.post(URL, content=b"x")
         assert response.text == "x"
+        assert len(asked) >= 2
         assert "plan version 5" in story(response)
         assert "rejected (stale-version)" in story(response)
 
@@ -280,18 +282,51 @@ class TestStore:
         for folder in (tmp_path / "store", tmp_path / "store" / "networks"):
             assert folder.stat().st_mode & 0o777 == 0o700
 
-    async def test_life_spent_while_not_running_counts(self, world, tmp_path):
+    @pytest.mark.parametrize(
+        ("age_s", "first"),
+        [(601, "plan version 1, stale"), (24 * 600, "plan version 1, stale"), (25 * 600 + 1, "plan version 2:")],
+        ids=["just expired", "not long ago", "long ago"],
+    )
+    async def test_life_spent_while_not_running_counts(self, world, tmp_path, monkeypatch, age_s, first):
+        monkeypatch.setattr(limits_network, "PLAN_STALE_WAIT_S", limits.PLAN_WAIT_S)
         here = await world(answering())
         store = Store(tmp_path, APP)
-        store.save_plan(signed(here.pki, here.gateway.address, age_s=599, life_s=600))
+        assert store.open()
+        store.save_plan(signed(here.pki, here.gateway.address, age_s=age_s, life_s=600))
+        store.close()
         runner, asked = scripted_dispatch(here.pki, [signed(here.pki, here.gateway.address, version=2)])
         async with runner as dispatch:
-            await asyncio.sleep(1.1)
             bundle = bundle_for(here.pki, dispatch.address)
             async with here.client(store=tmp_path, bundle=bundle, disabled=ONLY_LONG) as client:
                 response = await client.post(URL, content=b"x")
-        assert "plan version 2" in story(response)
+                await wait_until(lambda: client._storm.runtime().scheduling.plan.version == 2)
+                second = await client.post(URL, content=b"x")
+        assert first in story(response)
+        assert "plan version 2:" in story(second)
         assert len(asked) == 1
+
+    async def test_plan_that_expired_lately_waits_for_no_silent_centre(self, world, tmp_path, monkeypatch):
+        monkeypatch.setattr(limits_network, "PLAN_STALE_WAIT_S", 600.0)
+        here, asked = await world(answering()), asyncio.Event()
+
+        async def mute(request, writer):
+            if request.target == "/v1/plan":
+                asked.set()
+                await asyncio.sleep(600)
+            writer.write(plain(b"{}", status="503 Busy"))
+
+        store = Store(tmp_path, APP)
+        assert store.open()
+        store.save_plan(signed(here.pki, here.gateway.address, age_s=4000))
+        store.save_token("kept")
+        store.close()
+        async with running_origin(mute, ssl=server_context(here.pki.dispatch)) as dead:
+            bundle = bundle_for(here.pki, dead.address)
+            async with here.client(store=tmp_path, bundle=bundle, disabled=ONLY_LONG, deadline_s=600) as client:
+                response = await client.post(URL, content=b"x")
+                await asked.wait()
+        assert "plan version 1, stale" in story(response)
+        assert "dispatch cannot be reached" not in story(response)
 
 
 async def test_dispatch_is_asked_by_running_service_of_the_real_kind(pki):
