@@ -134,13 +134,14 @@ def limits_page() -> str:
         limits_means,
         limits_memory,
         limits_names,
+        limits_netlog,
         limits_network,
         limits_platform,
     )
 
     about = inspect.cleandoc(limits.__doc__ or "")
-    modules = (limits, limits_names, limits_network, limits_level, limits_means, limits_memory, limits_platform)
-    bounds = (line for each in (*modules, limits_lab) for line in _bounds(each))
+    modules = (limits, limits_names, limits_network, limits_level, limits_means, limits_memory)
+    bounds = (line for each in (*modules, limits_netlog, limits_platform, limits_lab) for line in _bounds(each))
     return _page("Limits", "src/stormline/core/limits.py", about, *bounds)
 
 

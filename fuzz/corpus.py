@@ -16,7 +16,7 @@ from stormline.net import probes, rtnetlink
 from stormline.outbound import http2_codec
 from stormline.outbound.messages import HttpRequest
 from stormline.policy import snapshot
-from stormline.telemetry import report
+from stormline.telemetry import feedback, netlog, report
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
 from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan, tokens
 from stormline.wire import messages as m
@@ -375,3 +375,30 @@ def sealed_messages() -> list[bytes]:
         sealer.chunk(b"\0\3GET") + sealer.chunk(b"\5https\0\1/", last=True),
         ohttp.seal_response(seals, b"\1\x40\xc8", nonce=bytes(range(32))),
     ]
+
+
+NETLOG_KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+def network_logs() -> list[bytes]:
+    """Files of the network log: a clear one, a tail with room in it, a sealed one, and two behind each other."""
+    records = [
+        netlog.encode(netlog.Began(at_ms=NOW, client="fuzz/1", platform="linux", pid=7)),
+        netlog.encode(netlog.Line(at_ms=NOW, level=30, name="WARNING", logger="shop", text="a line")),
+        netlog.encode(netlog.Summary(at_ms=NOW, since_ms=NOW - 9, calls=3, total_ms=7.5)),
+        netlog.encode(netlog.Finding(at_ms=NOW, call_id="c", content=b"\x81\xa1a\x01")),
+    ]
+    clear = netlog.FileWriter(b"instance", NOW)
+    sealed = netlog.FileWriter(
+        b"INSTANCE", NOW, public=NETLOG_KEY.public_key().public_bytes_raw(), entropy=bytes(range(1, 33))
+    )
+    ring = clear.header + clear.block(records, 0) + clear.block(records[1:], 4)
+    tail = clear.header + bytes(20) + b"".join(clear.record(each, 7 + n) for n, each in enumerate(records)) + bytes(99)
+    closed = sealed.header + sealed.block(records, 0) + sealed.record(records[1], 4)
+    return [ring, tail, closed, ring + closed]
+
+
+def feedbacks() -> list[bytes]:
+    """What users say."""
+    said = feedback.Feedback(id="a" * 26, said_at_ms=NOW, text="It hangs", client="fuzz/1", platform="linux", log=b"x")
+    return [feedback.encode(said), feedback.encode(feedback.Feedback(id="b" * 26, said_at_ms=0, text="no"))]

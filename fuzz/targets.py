@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from fuzz import corpus
 from stormline.client import memory
 from stormline.client.decoding import Verifier
-from stormline.core import codes, errors, limits, limits_means, limits_memory, limits_names, limits_platform
+from stormline.core import (
+    codes,
+    errors,
+    limits,
+    limits_means,
+    limits_memory,
+    limits_names,
+    limits_netlog,
+    limits_platform,
+)
 from stormline.core.values import parse_address
 from stormline.net import probes, recorded, rtnetlink
 from stormline.outbound import http2_codec, proxy_rules
@@ -20,7 +29,7 @@ from stormline.policy import network, snapshot, strategy
 from stormline.policy.addresses import AddressBook, Candidate
 from stormline.policy.shape import Network, RequestShape
 from stormline.policy.timeouts import TimeoutPolicy
-from stormline.telemetry import report
+from stormline.telemetry import feedback, netlog, report
 from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan
 from stormline.wire import events as e
 from stormline.wire import messages as m
@@ -452,6 +461,31 @@ class Target:
     seeds: Callable[[], list[bytes]]
 
 
+def fuzz_network_log(data: bytes) -> None:
+    """Files give records that were whole, each once and in order, and a bounded count of the rest."""
+    alone = netlog.read([data], corpus.NETLOG_KEY)
+    places = [(each.started_ms, each.instance, each.number) for each in alone.entries]
+    assert places == sorted(set(places)), "a record comes twice, or out of order"
+    assert 0 <= alone.damaged_bytes <= len(data), "more is damaged than there is"
+    twice = netlog.read([data, data], corpus.NETLOG_KEY)
+    assert [each[:3] for each in twice.entries] == places, "a file that is read twice gives more"
+    for entry in alone.entries:
+        netlog.shown(entry.record)
+    closed = netlog.read([data])
+    assert len(closed.entries) <= len(alone.entries), "without the key there is more"
+
+
+def fuzz_feedback(data: bytes) -> None:
+    """What a device sends is feedback within its bounds or ValueError, and survives writing."""
+    try:
+        said = feedback.decode(data)
+    except ValueError:
+        return
+    assert 0 < len(said.text) <= limits_netlog.FEEDBACK_TEXT_CHARS_MAX
+    assert "/" not in said.id, "an id that is a path"
+    assert feedback.decode(feedback.encode(said)) == said, "it does not survive writing"
+
+
 TARGETS = {
     "frames": Target(run=fuzz_frames, seeds=corpus.frames_of_all),
     "connection_server": Target(run=fuzz_connection_server, seeds=corpus.from_client),
@@ -473,4 +507,6 @@ TARGETS = {
     "rtnetlink": Target(run=fuzz_rtnetlink, seeds=corpus.kernel_messages),
     "network_story": Target(run=fuzz_network_story, seeds=corpus.network_stories),
     "probe_answer": Target(run=fuzz_probe_answer, seeds=corpus.probe_answers),
+    "network_log": Target(run=fuzz_network_log, seeds=corpus.network_logs),
+    "feedback": Target(run=fuzz_feedback, seeds=corpus.feedbacks),
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stormline.client.channel import Channel
     from stormline.client.config import Config
     from stormline.client.masking import MaskUrls
+    from stormline.client.netlog import NetworkLogHandler
     from stormline.client.rules import BusinessRule, ClearHttp
     from stormline.client.transport import AsyncTransport, Transport
     from stormline.outbound.doh_server import DohServer
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient", "AsyncTransport", "BusinessRule", "Channel", "ClearHttp", "Client", "Config", "DohServer",
-    "MaskUrls", "Preset", "Transport", "VerifyKey", "errors", "mark_parsed",
+    "MaskUrls", "NetworkLogHandler", "Preset", "Transport", "VerifyKey", "errors", "mark_parsed",
 ]  # fmt: skip
 
 _HOMES = {
@@ -36,6 +37,7 @@ _HOMES = {
     "Config": "stormline.client.config",
     "DohServer": "stormline.outbound.doh_server",
     "MaskUrls": "stormline.client.masking",
+    "NetworkLogHandler": "stormline.client.netlog",
     "Preset": "stormline.policy.presets",
     "Transport": "stormline.client.transport",
     "VerifyKey": "stormline.wire.httpsig",

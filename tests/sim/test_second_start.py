@@ -120,6 +120,7 @@ class Phone:
             resolver=lambda: Resolver(SimNames(self.host, self.net, lambda host: self.servers.addresses)),
             environ={},
             aside=inline,
+            logs=False,
             network=lambda how: NoNetworkPort(),
         )
         return AsyncClient(config=Config(store=store, network="wifi", report=False), outside=outside)

@@ -58,7 +58,7 @@ def test_prepare_demo_sends_its_host_through_the_gateway_to_the_shop(tmp_path: P
     [endpoint] = _rules(tmp_path).hosts["shop.demo"].endpoints
     assert (endpoint.host, endpoint.port, endpoint.carrier) == ("127.0.0.1", settings.ports.gateway, "sl-tls")
     assert endpoint.server_name == "gateway.stormline.test"
-    assert _rules(tmp_path).apps == {"demo": frozenset({"shop.demo"})}
+    assert _rules(tmp_path).apps == {"demo": frozenset({"shop.demo", "apm.stormline.test"})}
 
 
 def test_prepare_telemetry_goes_to_the_apm(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_prepare_without_gateway_and_apm_promises_neither(tmp_path: Path) -> Non
 def test_prepare_upstream_set_by_the_operator_is_kept_beside_the_demo(tmp_path: Path) -> None:
     prepared = _prepare(tmp_path, demo=True, api__upstreams={"a.example": "http://127.0.0.1:1"})
     assert set(prepared.resolved.settings.api.upstreams) == {"shop.demo", "a.example"}
-    assert set(_rules(tmp_path).hosts) == {"shop.demo", "a.example"}
+    assert set(_rules(tmp_path).hosts) == {"shop.demo", "a.example", "apm.stormline.test"}
 
 
 def test_prepare_names_the_advertised_address_and_listens_on_the_other(tmp_path: Path) -> None:

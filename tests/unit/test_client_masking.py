@@ -1,4 +1,4 @@
-"""URLs in the log lines of httpx and httpx2 lose what is secret in them, and nothing else."""
+"""URLs in log lines, and free text, lose what is secret in them, and nothing else."""
 
 import importlib
 import logging
@@ -6,7 +6,7 @@ import logging
 import pytest
 
 import stormline
-from stormline.client.masking import mask_logger, mask_url
+from stormline.client.masking import mask_logger, mask_text, mask_url
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,37 @@ def test_logger_is_masked_once_however_often_it_is_asked_for(logger):
     for _ in range(3):
         mask_logger(logger.name)
     assert len(logger.filters) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "shipping: 5 EUR, ping: 12 ms, mapping = {1: 2}",
+        "failed in connect: no connection: [2001:db8::1]:443: network is unreachable",
+        '  File "/srv/app/handlers/order_processing.py", line 12, in take_order',
+        "plan version 17, stale: 3 endpoints",
+        "what? really: yes",
+        "module stormline.client.executor, function _after_failure_of_a_reused_one",
+    ],
+)
+def test_text_without_credentials_is_left_as_it_is(text):
+    assert mask_text(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET https://ann:pw@a.example/x?q=1#f ok", "GET https://***@a.example/x?q=***#*** ok"),
+        ("Authorization: Bearer abc.def", "Authorization: ***"),
+        ("{'cookie': 'a=b; c=d'}", "{'cookie': ***"),
+        ("password=hunter2, user=ann", "password=***, user=ann"),
+        ('"access_token": "abc"', '"access_token": ***'),
+        ("pin: 1234", "pin: ***"),
+        ("sent with Bearer abcdef1", "sent with Bearer ***"),
+        ("key id 0123456789abcdef0123 used", "key id *** used"),
+        ("mail of ann@a.example", "mail of ***@a.example"),
+        ("one\ntoken=x\nthree", "one\ntoken=***\nthree"),
+    ],
+)
+def test_text_loses_its_credentials(text, shown):
+    assert mask_text(text) == shown

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from stormline.core import limits_netlog
 from stormline.core import limits_platform as limits
 from stormline.telemetry.timeline import STAGES
 
@@ -90,6 +91,27 @@ TTL toDate(received_at) + INTERVAL {limits.STORE_DAYS} DAY DELETE
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts = 1
 """
 
+# What users say (`apm.feedback`); the log is in base64, as columns of text hold text.
+_CREATE_FEEDBACK = f"""
+CREATE TABLE IF NOT EXISTS feedback (
+    received_at DateTime64(3, 'UTC'),
+    said_at DateTime64(3, 'UTC'),
+    app LowCardinality(String),
+    id String,
+    device String,
+    user String,
+    platform LowCardinality(String),
+    client LowCardinality(String),
+    text String,
+    log_bytes UInt32,
+    log String
+)
+ENGINE = ReplacingMergeTree
+ORDER BY (app, id)
+TTL toDate(received_at) + INTERVAL {limits_netlog.FEEDBACK_DAYS} DAY DELETE
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1
+"""
+
 CREATE_VERSIONS: Final = """
 CREATE TABLE IF NOT EXISTS schema_versions (version UInt32, applied_at DateTime('UTC') DEFAULT now('UTC'))
 ENGINE = MergeTree ORDER BY version SETTINGS fsync_after_insert = 1
@@ -100,6 +122,7 @@ RECORD_VERSION: Final = "INSERT INTO schema_versions (version) VALUES ({version:
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (_CREATE_CALLS,),
     ("ALTER TABLE calls ADD COLUMN IF NOT EXISTS plan_version UInt64",),
+    (_CREATE_FEEDBACK,),
 )
 """Step N (from 1) is a list of statements, each of which may run twice: a crash can fall between a statement and the
 record that it ran."""

@@ -3,6 +3,8 @@
 | endpoint           | who                  | what                                                                    |
 |--------------------|----------------------|-------------------------------------------------------------------------|
 | `POST /v1/report`  | device token         | a batch of call records; 200 once it is stored                          |
+| `POST /v1/feedback`| device token         | what a user says, with the last failures; 200 once it is stored, once   |
+| `GET /v1/feedback` | admin key            | what users said: `window_s`, `app`, `limit`; `/ID` one, with its log    |
 | `GET /v1/top`      | admin key            | health per host: `window_s`, `app`                                      |
 | `GET /v1/series`   | admin key            | calls and successes over time: `window_s`, `step_s`, `app`              |
 | `GET /v1/calls`    | admin key            | latest calls with their stages: `window_s`, `app`, `host`, `limit`      |
@@ -33,16 +35,17 @@ from starlette.routing import Route
 
 from stormline.apm import questions
 from stormline.apm.config import ApmConfig
+from stormline.apm.feedback import FeedbackDesk, TooOften
 from stormline.apm.ingest import Ingest
 from stormline.apm.rows import Origin
 from stormline.apm.store import Store
 from stormline.apm.telling import telling
-from stormline.core import codes, errors
+from stormline.core import codes, errors, limits_netlog
 from stormline.core import limits_platform as limits
 from stormline.core.clock import Clock
 from stormline.core.codes import Code
 from stormline.core.values import Address, Secret
-from stormline.telemetry import report
+from stormline.telemetry import feedback, report
 from stormline.web.server import HttpServer
 from stormline.wire import jws, tokens
 
@@ -156,6 +159,7 @@ class ApmService:
         self._token_keys = token_keys
         self._admin_key = admin_key.reveal().encode()
         self._clock = clock
+        self._desk = FeedbackDesk(store, clock)
         self._body_bytes = 0
         get = ["GET"]
         self._health_lock = asyncio.Lock()
@@ -163,6 +167,9 @@ class ApmService:
         self.app = Starlette(
             routes=[
                 Route("/v1/report", self._guarded(self._report), methods=["POST"]),
+                Route(feedback.PATH, self._guarded(self._feedback), methods=["POST"]),
+                Route(feedback.PATH, self._guarded(self._said), methods=get),
+                Route(feedback.PATH + "/{id}", self._guarded(self._said_one), methods=get),
                 Route("/v1/top", self._guarded(self._top), methods=get),
                 Route("/v1/series", self._guarded(self._series), methods=get),
                 Route("/v1/calls", self._guarded(self._calls), methods=get),
@@ -210,21 +217,37 @@ class ApmService:
         receipt = await self._ingest.submit(origin, salvaged)
         return _json({"stored": receipt.stored, "dropped": receipt.dropped})
 
+    async def _feedback(self, request: Request) -> Response:
+        token = self._device(request)
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != feedback.MEDIA_TYPE:
+            raise _Refused(415, Code.CALL_BAD_REQUEST, f"content-type must be {feedback.MEDIA_TYPE}")
+        data = await self._body(request, limits_netlog.FEEDBACK_BYTES_MAX)
+        try:
+            said = feedback.decode(data)
+        except ValueError as error:
+            raise _Refused(400, Code.CALL_BAD_REQUEST, str(error)) from error
+        try:
+            fresh = await self._desk.take(Origin(token.app, token.device, token.user), said)
+        except TooOften as error:
+            raise _Refused(429, Code.OVERLOADED, str(error), retry_after_s=error.wait_s) from error
+        return _json({"id": said.id, "repeated": not fresh})
+
     def _device(self, request: Request) -> tokens.DeviceToken:
         try:
             return tokens.verify(_bearer(request), keys=self._token_keys, wall=self._clock.wall())
         except errors.SignatureError as error:
             raise _Refused(401, tokens.refusal_code(error), str(error)) from error
 
-    async def _body(self, request: Request) -> bytes:
-        """Read a report's body whole, decompressed; bounded in size, time and in memory over all requests."""
+    async def _body(self, request: Request, size_max: int = report.BATCH_BYTES_MAX) -> bytes:
+        """Read a body whole, decompressed; bounded in size, time and in memory over all requests."""
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in {"identity", "gzip"}:
             raise _Refused(415, Code.CALL_BAD_REQUEST, "content-encoding must be gzip or none")
-        too_large = _Refused(413, Code.CALL_TOO_LARGE, f"a report has at most {report.BATCH_BYTES_MAX} bytes")
+        too_large = _Refused(413, Code.CALL_TOO_LARGE, f"a body has at most {size_max} bytes here")
         chunks = request.stream()
         length = request.headers.get("content-length", "0")
-        if length.isascii() and length.isdigit() and (len(length) > 12 or int(length) > report.BATCH_BYTES_MAX):
+        if length.isascii() and length.isdigit() and (len(length) > 12 or int(length) > size_max):
             await _discard(chunks)
             raise too_large
         held = 0
@@ -232,7 +255,7 @@ class ApmService:
         try:
             async with asyncio.timeout(limits.REPORT_BODY_TIMEOUT_S):
                 async for chunk in chunks:
-                    if len(body) + len(chunk) > report.BATCH_BYTES_MAX:
+                    if len(body) + len(chunk) > size_max:
                         await _discard(chunks)
                         raise too_large
                     if self._body_bytes + len(chunk) > limits.REPORT_BODIES_BYTES_MAX:
@@ -241,13 +264,13 @@ class ApmService:
                     held += len(chunk)
                     body += chunk
         except TimeoutError:
-            raise _Refused(408, Code.CALL_DEADLINE, "the report's body came too slowly") from None
+            raise _Refused(408, Code.CALL_DEADLINE, "the body came too slowly") from None
         finally:
             self._body_bytes -= held
         if encoding == "identity":
             return bytes(body)
         try:
-            return gunzip(bytes(body), report.BATCH_BYTES_MAX)
+            return gunzip(bytes(body), size_max)
         except OverflowError:
             raise too_large from None
         except ValueError as error:
@@ -304,6 +327,24 @@ class ApmService:
         window_s = _number(query, "window_s", int(limits.BAD_WINDOW_S), limits.APM_WINDOW_S_MAX)
         counts = await questions.addresses(self._store, since_ms=self._since_ms(window_s), app=_word(query, "app"))
         return _json({"window_s": window_s, "addresses": [each._asdict() for each in counts]})
+
+    async def _said(self, request: Request) -> Response:
+        self._admin(request)
+        query = request.query_params
+        window_s = _number(query, "window_s", limits_netlog.FEEDBACK_DAYS * 86400, limits_netlog.FEEDBACK_DAYS * 86400)
+        found = await self._desk.list(
+            since_ms=self._since_ms(window_s),
+            app=_word(query, "app"),
+            limit=_number(query, "limit", 50, limits_netlog.FEEDBACK_LIST_MAX),
+        )
+        return _json({"feedback": found})
+
+    async def _said_one(self, request: Request) -> Response:
+        self._admin(request)
+        found = await self._desk.one(request.path_params["id"]) if feedback.is_id(request.path_params["id"]) else None
+        if found is None:
+            raise _Refused(404, Code.CALL_NOT_FOUND, "no such feedback")
+        return _json(found)
 
     async def _stats(self, request: Request) -> Response:
         self._admin(request)

@@ -78,6 +78,14 @@ class Store:
         """
         await self._run(self._writer, lambda client: client.insert_arrow("calls", _table(rows)))
 
+    async def insert_table(self, name: str, table: pa.Table) -> None:
+        """Store the rows of one table; as `insert`.
+
+        Raises:
+            StoreError: none of them is known to be stored.
+        """
+        await self._run(self._writer, lambda client: client.insert_arrow(name, table))
+
     async def query(self, sql: str, parameters: Mapping[str, Any]) -> Answer:
         """Ask one question; values go in by `{name:Type}`, never into the text.
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -83,10 +84,18 @@ class _NoNames:
         """There is nothing to doubt."""
 
 
-def make_pool(clock: Clock) -> HttpPool:
-    """Make the HTTP client for upstreams: TLS by the system's authorities, no name ever resolved."""
+def make_pool(clock: Clock, ca: Path | None = None) -> HttpPool:
+    """Make the HTTP client for upstreams: no name is ever resolved.
+
+    Args:
+        clock: time.
+        ca: file of another authority that vouches for upstreams, beside the system's.
+    """
+    context = ssl.create_default_context()
+    if ca is not None:
+        context.load_verify_locations(ca)
     return HttpPool(
-        Dialer(_NoNames(), ssl.create_default_context()),
+        Dialer(_NoNames(), context),
         clock,
         connections_max=limits_platform.UPSTREAM_CONNECTIONS_MAX,
         connections_per_origin_max=limits_platform.UPSTREAM_CONNECTIONS_PER_ORIGIN_MAX,

@@ -177,7 +177,8 @@ def _rules(settings: Settings, running: Mapping[str, Role], relay: Endpoint | No
             server_name=SERVER_NAMES["gateway"],
             unit=settings.unit,
         )
-        hosts = {host: HostPlan(endpoints=(gateway,)) for host in settings.api.upstreams}
+        names = [*settings.api.upstreams, *([SERVER_NAMES["apm"]] if "apm" in running else [])]
+        hosts = {host: HostPlan(endpoints=(gateway,)) for host in names}
         gateways = {settings.app: (gateway,)}
     if relay is not None:
         for origin in settings.relay.origins:

@@ -165,13 +165,18 @@ async def _gateway(context: Context) -> None:
     from stormline.web.server import TlsFiles
 
     place, settings = context.place, context.settings
+    upstreams = dict(settings.api.upstreams)
+    if settings.ports.apm:  # what users say reaches it through the gateway where nothing else gets there
+        apm = Address(settings.advertised, settings.ports.apm)
+        upstreams.setdefault(SERVER_NAMES["apm"], f"https://{apm}")
     config = GatewayConfig(
         host=settings.host,
         port=settings.ports.gateway,
         tls=TlsFiles(place.certificate("gateway"), place.certificate_key("gateway")),
         unit=settings.unit,
         apps={settings.app: context.resolved.token_keys},
-        api_upstreams=settings.api.upstreams,
+        api_upstreams=upstreams,
+        api_ca=place.ca,
         engine=core_engine(settings),
         admin_host=settings.host,
         admin_port=settings.ports.admin,

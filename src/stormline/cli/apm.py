@@ -1,8 +1,12 @@
 """`stormline apm`: success and speed, as clients saw them."""
 
+import base64
+import datetime
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -56,6 +60,55 @@ def top(
             if not watch:
                 return
             time.sleep(WATCH_PAUSE_S)
+
+
+@group.command("feedback")
+def feedback(
+    feedback_id: Annotated[str, typer.Argument(metavar="[ID]", help="One, with its log; none: a list.")] = "",
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="Private key of a sealed log.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the log there, for `netlog show --dir`.", show_default=False),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="As many at most, the newest.")] = 50,
+    state: output.StateOption = None,
+    json: output.JsonFlag = False,
+) -> None:
+    """Show what users said, the newest first; or one of them, with the calls that had failed.
+
+    With --json and an ID: its log as base64.
+    """
+    from stormline.cli import admin, netlog
+
+    platform = admin.running(admin.place(output.environ(), state))
+    with admin.AdminApi(platform, "apm", platform.admin_key) as api:
+        if not feedback_id:
+            found = api.call("GET", "/v1/feedback", query={"limit": limit})
+            if json:
+                output.print_json(found)
+            else:
+                for each in found["feedback"]:
+                    print(output.harmless(_said(each)))
+            return
+        one = api.call("GET", f"/v1/feedback/{quote(feedback_id, safe='')}")
+    log = base64.b64decode(one["log"])
+    if out is not None:
+        out.expanduser().write_bytes(log)
+    if json:
+        output.print_json(one)
+        return
+    print(output.harmless(_said(one)))
+    netlog.show_file(log, key)
+
+
+def _said(entry: dict[str, Any]) -> str:
+    at = datetime.datetime.fromtimestamp(entry["received_at_ms"] / 1000, datetime.UTC).isoformat(" ", "seconds")[:-6]
+    user = f", user {entry['user']}" if entry["user"] else ""
+    about = f"{entry['app']}, device {entry['device']}{user}, {entry['client']} on {entry['platform']}"
+    return f"{at} {entry['id']} ({about}; log {entry['log_bytes']} bytes)\n  {entry['text']}"
 
 
 def _ask(api: "AdminApi", window: int) -> dict[str, Any]:

@@ -49,6 +49,11 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+def harmless(text: str) -> str:
+    """Give a text that came from elsewhere without what a terminal would obey."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def nobody_reads() -> None:
     """Send what is still printed to nowhere: the program behind the pipe has ended (`stormline up | head`)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -26,6 +26,7 @@ from stormline.policy.level import Quality
 from stormline.wire.bundle import Bundle
 
 if TYPE_CHECKING:
+    from stormline.client.feedback import Feedback
     from stormline.wire.plan import Home
 
 
@@ -86,6 +87,10 @@ class AsyncClient(httpx2.AsyncClient):
     def forget(self) -> None:
         """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""
         self._storm.forget()
+
+    async def feedback(self, text: str) -> "Feedback":
+        """Send what a user says of the app, with the last failures; see `AsyncTransport.feedback`."""
+        return await self._storm.feedback(text)
 
     def set_activity(self, activity: Activity | str) -> None:
         """Say what the user does with the app; see `AsyncTransport.set_activity`."""
@@ -168,6 +173,10 @@ class Client(httpx2.Client):
     def forget(self) -> None:
         """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""
         self._storm.forget()
+
+    def feedback(self, text: str) -> "Feedback":
+        """Send what a user says of the app, with the last failures; see `AsyncTransport.feedback`."""
+        return self._storm.feedback(text)
 
     def set_activity(self, activity: Activity | str) -> None:
         """Say what the user does with the app; see `AsyncTransport.set_activity`."""

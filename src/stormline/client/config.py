@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stormline.core import errors, limits, limits_names
+from stormline.core import errors, limits, limits_names, limits_netlog
 from stormline.core.values import Secret
 from stormline.net.network import WATCHES, NetworkPort
 from stormline.net.probes import CaptiveUrl
@@ -56,6 +56,11 @@ class Config:
             values, headers, bodies or credentials.
         store: folder where the device token, the last plan and what is learned of networks are kept between starts,
             None to keep nothing.
+        network_log_dir: folder of the network log: calls that failed in full, and counts of those that did not. None:
+            `netlog` below `store`, and no log where that is None too. Several clients and processes may use one.
+        network_log_bytes: size of all its files, the oldest go first; 0: no log.
+        network_log_key: public X25519 key (base64url) that the files are sealed to, as `stormline netlog key` makes it:
+            this device cannot read them then. None: they are clear, for whoever may read the folder (0700, 0600).
         proxy: URL of the proxy for everything: `http://`, `https://`, `socks5://` or `socks5h://`, with
             `user:password@` where it wants them. The environment then says nothing about proxies. No `repr` shows it.
         trust_env: take proxies from the environment (`HTTPS_PROXY`, `NO_PROXY` and so on) where `proxy` is None.
@@ -100,6 +105,9 @@ class Config:
     join_reads: bool = False
     report: bool = True
     store: Path | None = None
+    network_log_dir: Path | None = None
+    network_log_bytes: int = limits_netlog.NETLOG_BYTES
+    network_log_key: str | None = None
     network: str = "unknown"
     network_watch: str = "auto"
     network_port: NetworkPort | None = None
@@ -154,6 +162,17 @@ class Config:
             if not isinstance(self.proxy, Secret):  # of a Secret it would take the mask
                 object.__setattr__(self, "proxy", Secret(self.proxy))
         self._check_names()
+        if self.network_log_bytes and not (
+            limits_netlog.NETLOG_BYTES_MIN <= self.network_log_bytes <= limits_netlog.NETLOG_BYTES_MAX
+        ):
+            raise errors.ConfigError(
+                f"network_log_bytes={self.network_log_bytes!r}: expected 0, or "
+                f"{limits_netlog.NETLOG_BYTES_MIN} to {limits_netlog.NETLOG_BYTES_MAX}"
+            )
+        if self.network_log_key is not None:
+            from stormline.client import netlog  # only who seals pays for cryptography
+
+            netlog.public_key(self.network_log_key)
 
     def _check_names(self) -> None:
         """Check what is said of names, and bring it into one form."""

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits, zstandard
 from stormline.core.phase import Phase
 from stormline.outbound.messages import Headers
 
@@ -170,7 +170,7 @@ class _Zstandard:
     __slots__ = ("_error", "_machine", "_make", "name", "surplus_bytes")
 
     def __init__(self, name: str) -> None:
-        zstd = _zstd()
+        zstd = zstandard.zstd()
         options = {zstd.DecompressionParameter.window_log_max: limits.DECODE_WINDOW_LOG_MAX}
         self.name = name
         self.surplus_bytes = 0
@@ -202,16 +202,6 @@ class _Zstandard:
 
     def complete(self) -> bool:
         return self._machine is None
-
-
-@functools.cache
-def _zstd() -> Any:
-    """Give the module of the standard library (Python 3.14), else its backport."""
-    try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        from backports import zstd
-    return zstd
 
 
 _STAGES: Final[dict[str, Callable[[str], _Stage]]] = {

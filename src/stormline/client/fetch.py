@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from stormline.core import errors
+from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.outbound.messages import HttpRequest
@@ -73,3 +73,11 @@ async def post(
     finally:
         await response.aclose()
     return Answer(response.status, tuple(response.headers), bytes(gathered))
+
+
+def retry_after_s(headers: tuple[tuple[bytes, bytes], ...]) -> float:
+    """Give the pause asked for (RFC 9110 section 10.2.3, seconds only), at most our own longest."""
+    for name, value in headers:
+        if name.lower() == b"retry-after" and value.isdigit() and len(value) <= 6:
+            return min(float(value), 10 * limits.REPORT_RETRY_S)
+    return 0.0

@@ -1,6 +1,7 @@
-"""What httpx and httpx2 print of URLs: their clients log each whole one at INFO, credentials and all.
+"""What must not stand in a log: credentials in URLs, and in free text.
 
-They do so themselves, above whatever transport lies below, and know no switch for it (encode/httpx #2760).
+httpx and httpx2 log each whole URL at INFO, credentials and all, themselves, above whatever transport lies below; they
+know no switch for it (encode/httpx #2760).
 """
 
 import logging
@@ -12,6 +13,24 @@ _URL: Final = re.compile(
     r"(?s)(?P<scheme>[^:/?#]*://)?(?:[^/?#]*@)?(?P<place>[^?#]*)(?:\?(?P<query>[^#]*))?(?P<rest>#.*)?"
 )
 _MODULES: Final = ("httpx", "httpx2")
+_URL_WORD: Final = re.compile(r"(?<!\S)\S*(?:[?@]|://)\S*")
+_FIELD: Final = re.compile(
+    r"(?i)((?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{0,32}(?:key|token|auth|secret)[a-z-]{0,32})"
+    r"(\b[\"']?\s*[:=,]\s*)\S[^\n]*"
+)
+"""A header that holds a credential, to the end of its line."""
+_SCHEME: Final = re.compile(r"(?i)\b(bearer|basic|digest)(\s+)[A-Za-z0-9._~+/=-]{6,}")
+_PAIR: Final = re.compile(
+    r"(?i)((?:token|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key|access[_-]?key|private[_-]?key|session(?:[_-]?id)?"
+    r"|signature|credentials?|jwt|\botp|\bpin\b)[\w-]{0,32}[\"']?\s*[=:]\s*)(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;&)}\]]+)"
+)
+_WORDS: Final = (
+    "auth", "cookie", "key", "token", "secret", "passw", "passphrase", "pwd", "session", "signature", "credential",
+    "jwt", "otp", "pin", "bearer", "basic", "digest",
+)  # fmt: skip
+"""One of these is in whatever the three above find: looking for them first is a tenth of the work."""
+_OPAQUE: Final = re.compile(r"[A-Za-z0-9_+=-]{20,}")
+"""Longer than any name; where it has letters and digits it is a key, a token, a digest."""
 
 
 class MaskUrls(logging.Filter):
@@ -48,6 +67,29 @@ def mask_url(url: str) -> str:
         query = "?" + "&".join(_mask_field(field) for field in parts["query"].split("&"))
     fragment = f"#{_MASK}" if parts["rest"] else ""
     return f"{parts['scheme'] or ''}{user}{parts['place']}{query}{fragment}"
+
+
+def mask_text(text: str) -> str:
+    """Give a text without what looks like a credential: in URLs, header lines, `name=value` pairs, and opaque words.
+
+    It errs on the safe side: digests and long ids go too. What only its owner can know to be secret stays.
+    """
+    if "?" in text or "@" in text or "://" in text:
+        text = _URL_WORD.sub(_masked_word, text)
+    lower = text.lower()
+    if any(word in lower for word in _WORDS):
+        text = _PAIR.sub(rf"\1{_MASK}", _FIELD.sub(rf"\1\2{_MASK}", _SCHEME.sub(rf"\1\2{_MASK}", text)))
+    return _OPAQUE.sub(_masked_opaque, text)
+
+
+def _masked_word(found: re.Match[str]) -> str:
+    return mask_url(found[0])
+
+
+def _masked_opaque(found: re.Match[str]) -> str:
+    word = found[0]
+    mixed = any(char.isdigit() for char in word) and any(char.isalpha() for char in word)
+    return _MASK if mixed else word
 
 
 def _mask_field(field: str) -> str:

@@ -88,6 +88,7 @@ class Outside:
         resolver: makes what turns names into addresses in the place of `client.names`; None: nothing does.
         environ: its environment variables, for the proxies they name.
         aside: does what may block elsewhere than on the loop.
+        logs: it has threads of its own that write the network log.
         network: gives what watches its network, by one of `net.network.WATCHES`; each client has one of its own.
     """
 
@@ -103,6 +104,7 @@ class Outside:
     resolver: Callable[[], Names] | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     aside: Callable[[Callable[[], None]], Awaitable[None]] = on_thread
+    logs: bool = True
     network: Callable[[str], NetworkPort] = open_port
 
 

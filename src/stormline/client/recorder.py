@@ -126,7 +126,7 @@ class Recorder:
             self._put_back(batch, dropped)
             return True  # the next, smaller one goes at once
         if answer.status in (408, 429) or answer.status >= 500:
-            self._retry_after_s = _retry_after_s(answer)
+            self._retry_after_s = fetch.retry_after_s(answer.headers)
             self._put_back(batch, dropped)
             return False
         self._dropped += dropped + len(batch)
@@ -177,11 +177,3 @@ class Recorder:
         if (sender := self._sender) is not None:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
-
-
-def _retry_after_s(answer: fetch.Answer) -> float:
-    """Give the pause asked for (RFC 9110 section 10.2.3, seconds only), at most our own longest."""
-    for name, value in answer.headers:
-        if name.lower() == b"retry-after" and value.isdigit() and len(value) <= 6:
-            return min(float(value), 10 * limits.REPORT_RETRY_S)
-    return 0.0

@@ -45,8 +45,10 @@ from stormline.policy.shape import Network
 from stormline.telemetry.timeline import CallRecord
 
 if TYPE_CHECKING:
+    from stormline.client.feedback import Feedback, FeedbackSender
     from stormline.client.longline import LongLine
     from stormline.client.memory import NetworkMemory
+    from stormline.client.netlog import NetworkLog
     from stormline.client.recorder import Recorder
     from stormline.client.relaying import Relaying
     from stormline.client.rules import BusinessRule, Rules
@@ -63,8 +65,12 @@ class Runtime:
     """A client's working parts. Made inside a running loop, used only there, ended by `aclose`.
 
     Attributes:
+        netlog: the network log, None where there is none.
         on_record: told of every finished call's record, besides the platform; must not raise.
     """
+
+    netlog: "NetworkLog | None" = None
+    _feedback: "FeedbackSender | None" = None
 
     def __init__(
         self, config: Config, *, foreign_context: "ForeignContext | None" = None, outside: Outside = REAL
@@ -126,7 +132,7 @@ class Runtime:
         self._over = False
         if config.bundle is not None:
             self._join(config, config.bundle.app)
-        self._memory = self._remember(config)
+        self._open_folders(config)
         self._executor = self._make_executor(addresses, h1=h1_context is not None)
         self._executor.relaying = self._make_relaying()
         self.preconnector.h1 = h1_context is not None and not self._proxies
@@ -224,12 +230,42 @@ class Runtime:
         pool.on_wake = self.counting.woke
         return Path(info.interface, pool, steering, meter, doh)
 
+    def _open_folders(self, config: Config) -> None:
+        """Set up what is kept between starts."""
+        self._memory = self._remember(config)
+        self.netlog = self._keep_log(config)
+        if config.bundle is not None and (config.network_log_dir or config.store) is not None:
+            self._speaker()  # what is kept of earlier starts is sent
+
     def _remember(self, config: Config) -> "NetworkMemory | None":
         if config.store is None:
             return None
         from stormline.client.memory import NetworkFiles, NetworkMemory  # who keeps nothing need not load it
 
         return NetworkMemory(self.steering, NetworkFiles(config.store), self.clock, self._outside.aside)
+
+    def _keep_log(self, config: Config) -> "NetworkLog | None":
+        folder = config.network_log_dir or (config.store / "netlog" if config.store is not None else None)
+        if folder is None or not config.network_log_bytes or not self._outside.logs:
+            return None
+        from stormline.client import netlog  # as above
+
+        store = netlog.open_store(folder, bytes_max=config.network_log_bytes, key=config.network_log_key)
+        return netlog.NetworkLog(store, functools.partial(netlog.snapshot, weakref.ref(self)), self.clock)
+
+    def _speaker(self) -> "FeedbackSender":
+        """Give what sends feedback."""
+        if self._feedback is None:
+            from stormline.client import feedback  # who says nothing need not load it
+
+            self._feedback = feedback.sender(self, self._outside, self._roles_pool)
+        return self._feedback
+
+    async def feedback(self, text: str) -> "Feedback":
+        """Send what a user says; see `AsyncTransport.feedback`."""
+        from stormline.client import feedback
+
+        return await self._speaker().say(text, feedback.packer(self))
 
     def _wanted(self, preconnect: tuple[str, ...]) -> list[str]:
         """Give the URLs to connect to at the start."""
@@ -278,6 +314,8 @@ class Runtime:
             return  # what is gone with it has been swept
         self.steering.network = self._place(change.after)
         self._extras.entered()
+        if self._feedback is not None:
+            self._feedback.send_kept()
         self._leave_gone(doubt=True)
         self._paths.changed(network=True)
 
@@ -446,6 +484,8 @@ class Runtime:
             network=self.steering.network.kind,
             sink=self.record,
         )
+        if self.netlog is not None:
+            trace.log = self.netlog.finished
         if rule is not None:
             trace.parse = rule.parse
             if rule.parse_wait_s:
@@ -606,7 +646,15 @@ class Runtime:
         self._over = True
         self._awaited.clear()
         self.parking.close()
-        for part in (self._recorder, self.longline, self.scheduling, self._memory, self.preconnector):
+        for part in (
+            self._recorder,
+            self.longline,
+            self.scheduling,
+            self._memory,
+            self._feedback,
+            self.netlog,
+            self.preconnector,
+        ):
             if part is not None:
                 part.abandon()
         for closable in (self._paths, self.network, self._pool, self._roles_pool, self._resolver):
@@ -638,6 +686,8 @@ class Runtime:
             self._wait_is_over(trace)
         if self._recorder is not None:
             await self._recorder.aclose()
+        if self._feedback is not None:
+            await self._feedback.aclose()
         await self.preconnector.aclose()
         self.parking.close()
         await self._joining.aclose()
@@ -646,6 +696,8 @@ class Runtime:
         await self.network.aclose()
         if self._memory is not None:
             await self._memory.aclose()
+        if self.netlog is not None:
+            await self.netlog.aclose(self._outside.aside)
         if self.longline is not None:
             await self.longline.aclose()
         if self.scheduling is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stormline.client.masking import mask_url
-from stormline.core import errors, limits, limits_means
+from stormline.core import errors, limits, limits_means, limits_netlog
 from stormline.core.clock import Clock
 from stormline.policy.means import Step
 from stormline.telemetry import kinds
@@ -24,12 +24,14 @@ class CallTrace:
         monotonic: gives the time of its timeline.
         held: the owner will call `finish` after its own stages (parse, callback); the end of the body does not.
         untrusted: nobody vouches for the answer: it is no success, whatever its status.
+        log: told of the call when its record is made, with the record; None: nobody is.
+        causes: the error that ended the call and what caused it, in words, where `log` wants to know; the last first.
         parse: the business's own hook for this call; None for the client's.
         wait: keeps the record back until a verdict has come; False where it does not. None: nothing is waited for.
     """
 
-    __slots__ = ("_attempt", "_attempt_start", "_finished", "_paused_at", "_sink", "_start", "held", "monotonic",
-                 "parse", "record", "timeline", "untrusted", "wait")  # fmt: skip
+    __slots__ = ("_attempt", "_attempt_start", "_finished", "_paused_at", "_sink", "_start", "causes", "held", "log",
+                 "monotonic", "parse", "record", "timeline", "untrusted", "wait")  # fmt: skip
 
     def __init__(
         self, clock: Clock, call_id: str, *, method: str, host: str, path: str, business: str, network: str,
@@ -45,6 +47,8 @@ class CallTrace:
         self.untrusted = False
         self.parse: Callable[[Any], bool | None] | None = None
         self.wait: Callable[[CallTrace], bool] | None = None
+        self.log: Callable[[CallTrace, CallRecord], None] | None = None
+        self.causes: list[str] = []
         self.timeline = Timeline(self._start)
         self.record = CallRecord(
             call_id=call_id,
@@ -154,6 +158,8 @@ class CallTrace:
         self._end_attempt()
         self.record.failure, self.record.phase = _kind(error), _phase(error, self.timeline.stage)
         self.record.ok_network = self.record.ok_http = False
+        if self.log is not None:
+            self.causes = causes_of(error)
         self.finish()
 
     def part(self, error: BaseException) -> None:
@@ -164,6 +170,8 @@ class CallTrace:
             gone.failure, gone.phase = _kind(error), _phase(error, self.timeline.stage)
             gone.total_ms = (self.monotonic() - self._start) * 1000
             sink(gone)
+            if self.log is not None:
+                self.log(self, gone)
 
     def parsed(self, ok: bool, reason: str = "") -> None:
         """The business's own verdict on the body; the last one counts, until the record has been sent.
@@ -215,11 +223,31 @@ class CallTrace:
         sink, self._sink = self._sink, None
         if sink is not None:
             sink(self.record)
+            if self.log is not None:
+                self.log(self, self.record)
 
     def _end_attempt(self) -> None:
         attempt = self._attempt
         if attempt is not None and not attempt.duration_ms:
             attempt.duration_ms = (self.monotonic() - self._attempt_start) * 1000
+
+
+def causes_of(error: BaseException) -> list[str]:
+    """Give an error and what caused it in words, itself first.
+
+    Of those that are not ours only the kind, and what the system says: the rest may quote the caller's data.
+    """
+    found: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(found) < limits_netlog.NETLOG_CAUSES_MAX:
+        name = type(cause).__name__
+        if isinstance(cause, errors.StormlineError):
+            name = f"{name}: {cause}"
+        elif isinstance(cause, OSError) and cause.errno is not None:
+            name = f"{name}: [{cause.errno}] {cause.strerror}"
+        found.append(name)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return found
 
 
 def _shown(reason: str) -> str:

@@ -24,6 +24,7 @@ from stormline.policy.level import Quality
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport, BaseTransport
 
+    from stormline.client.feedback import Feedback
     from stormline.wire.bundle import Bundle
     from stormline.wire.plan import Home
 else:
@@ -205,6 +206,24 @@ class AsyncTransport(AsyncBaseTransport):
 
             NetworkFiles(self._config.store).forget()
 
+    async def feedback(self, text: str) -> "Feedback":
+        """Send what a user says of the app, with the last calls that failed, to the platform's APM.
+
+        By any way there is. Where there is none it is kept (on disk where the client has a folder, at most
+        `limits_netlog.FEEDBACK_KEPT_MAX`) and sent when there is one again, once; also after a restart. Takes
+        `limits_netlog.FEEDBACK_SEND_S` at most. Cancelled, it stays kept.
+
+        Args:
+            text: 1 to `limits_netlog.FEEDBACK_TEXT_CHARS_MAX` characters; it is sent as it is.
+
+        Returns:
+            Its id, and whether it was sent or is kept.
+
+        Raises:
+            ConfigError: the text has another length, or there is neither a platform nor a folder.
+        """
+        return await self.runtime().feedback(text)
+
     def set_activity(self, activity: Activity | str) -> None:
         """Say what the user does with the app: `foreground` (from the start), `background` or `inactive`.
 
@@ -353,6 +372,13 @@ class Transport(BaseTransport):
 
     async def _forgotten(self) -> None:
         self._inner.forget()
+
+    def feedback(self, text: str) -> "Feedback":
+        """Send what a user says of the app; see `AsyncTransport.feedback`. Any thread may call it."""
+        return BACKGROUND.run(self._said(text))
+
+    async def _said(self, text: str) -> "Feedback":
+        return await self._inner.feedback(text)
 
     def set_activity(self, activity: Activity | str) -> None:
         """Say what the user does with the app; see `AsyncTransport.set_activity`. Any thread may call it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.values import Secret
@@ -21,6 +22,7 @@ class GatewayConfig:
         node: this node, a DNS label, unique in the unit.
         apps: public keys that sign device tokens, base64url by key id, by app; other apps are refused.
         api_upstreams: origin `http(s)://ip:port` by host, for the gate `api` (`appgw.api.read_upstreams`).
+        api_ca: file of an authority that vouches for them beside the system's: the platform's own, for its roles.
         heartbeat_s: longest silence a client is asked to keep before a PING, seconds.
         engine: the distributed engine.
         admin_host: address to listen on for the business API; plain HTTP, so loopback or behind a TLS terminator.
@@ -36,6 +38,7 @@ class GatewayConfig:
     node: str = "n1"
     apps: Mapping[str, Mapping[str, str]]
     api_upstreams: Mapping[str, str] = field(default_factory=dict)
+    api_ca: Path | None = None
     heartbeat_s: float = limits.HEARTBEAT_S
     engine: EngineConfig
     admin_host: str = "127.0.0.1"

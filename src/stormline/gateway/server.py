@@ -59,7 +59,7 @@ class _Gateway:
             clock=clock,
             rng=rng,
             connect=connect,
-            pool=make_pool(clock),
+            pool=make_pool(clock, config.api_ca),
         )
 
     async def run(self, started: Started, stop: asyncio.Event) -> None:

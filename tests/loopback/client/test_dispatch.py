@@ -278,8 +278,8 @@ class TestStore:
         modes = {path.name: path.stat().st_mode & 0o777 for path in found if path.is_file()}
         assert set(modes.values()) == {0o600}
         assert set(modes) >= {f"{APP}.token", f"{APP}.plan", f"{APP}.floor", f"{APP}.lock", "network.key"}
-        assert {path.name for path in found if path.is_dir()} == {"networks"}
-        for folder in (tmp_path / "store", tmp_path / "store" / "networks"):
+        assert {path.name for path in found if path.is_dir()} == {"networks", "netlog"}
+        for folder in (tmp_path / "store", tmp_path / "store" / "networks", tmp_path / "store" / "netlog"):
             assert folder.stat().st_mode & 0o777 == 0o700
 
     @pytest.mark.parametrize(
