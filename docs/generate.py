@@ -129,6 +129,7 @@ def limits_page() -> str:
     """Give every bound there is: those of the product, then those of laboratory and simulator."""
     from stormline.core import (
         limits,
+        limits_diagnosis,
         limits_lab,
         limits_level,
         limits_means,
@@ -140,7 +141,7 @@ def limits_page() -> str:
     )
 
     about = inspect.cleandoc(limits.__doc__ or "")
-    modules = (limits, limits_names, limits_network, limits_level, limits_means, limits_memory)
+    modules = (limits, limits_names, limits_network, limits_diagnosis, limits_level, limits_means, limits_memory)
     bounds = (line for each in (*modules, limits_netlog, limits_platform, limits_lab) for line in _bounds(each))
     return _page("Limits", "src/stormline/core/limits.py", about, *bounds)
 

@@ -153,3 +153,21 @@ class TestApmTop:
                 assert process.stderr.read() == ""
             finally:
                 process.kill()
+
+
+class TestDiagnose:
+    def test_diagnosis_ends_in_the_apm_and_is_counted_there(self, platform: RunningPlatform, tmp_path: Path) -> None:
+        file = tmp_path / "bundle.json"
+        assert platform.command("bundle", "export", "--out", str(file)).returncode == 0
+        url = "http://127.0.0.1:1/cart?x=1"
+        asked = platform.command("diagnose", url, "--no-trace", "--json", "--bundle", str(file))
+        assert asked.returncode == 1, asked.stderr
+        made = json.loads(asked.stdout)
+        assert (made["verdict"], made["url"]) == ("server_side", "http://127.0.0.1:1/cart")
+        told = _json(platform, "apm", "diagnoses", "--window", "600")
+        assert told["verdicts"] == [{"verdict": "server_side", "times": 1, "devices": 1}]
+        [kept] = told["diagnoses"]  # type: ignore[misc]
+        assert kept["checks"] == made["checks"]
+        people = platform.command("apm", "diagnoses")
+        assert people.returncode == 0
+        assert "server_side: 1 times, 1 devices" in people.stdout

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stormline.apm import schema
-from stormline.apm.rows import Bad, Origin, clean
+from stormline.apm.rows import Bad, Origin, clean, clean_diagnosis
+from stormline.core.checks import CheckName, CheckState
 from stormline.telemetry import report
+from stormline.telemetry.diagnosis import Check, Diagnosis
 from stormline.telemetry.timeline import STAGES, AttemptRecord, CallRecord
 
 NOW_MS = 1_800_000_000_000
@@ -58,6 +60,33 @@ def test_clean_of_any_record_gives_bad_or_a_row_the_store_can_hold(record: CallR
 @given(record=_mild)
 def test_clean_of_sensible_records_gives_rows(record: CallRecord) -> None:
     assert not isinstance(clean(record, Origin("demo", "d"), NOW_MS), Bad)
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | _floats | _ints | _texts | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_texts, inner, max_size=3),
+    max_leaves=8,
+)
+_diagnoses = st.builds(
+    Diagnosis, url=_texts, host=_texts, network=_texts, automatic=st.booleans(), started_at=_floats | st.just(1.8e9),
+    took_s=_floats, verdict=_texts | st.just("ok"), confidence=_texts, hint=_texts, why=_texts,
+    checks=st.lists(
+        st.builds(Check, name=st.sampled_from(CheckName), state=st.sampled_from(CheckState), took_s=_floats,
+                  detail=_texts, data=st.dictionaries(_texts, _values, max_size=4)),
+        max_size=3,
+    ) | st.just([Check(name=CheckName.TCP, state=CheckState.OK)] * 80),
+)  # fmt: skip
+
+
+@given(diagnosis=_diagnoses)
+def test_clean_of_any_diagnosis_gives_bad_or_a_row_the_store_can_hold(diagnosis: Diagnosis) -> None:
+    row = clean_diagnosis(diagnosis, Origin("demo", "d"), NOW_MS)
+    if isinstance(row, Bad):
+        assert row.kind
+        return
+    pa.Table.from_pylist([row], schema=schema.DIAGNOSIS_ARROW).validate(full=True)
+    assert set(row) == {column.name for column in schema.DIAGNOSIS_COLUMNS}
+    assert len(msgspec.json.decode(row["checks"])) == len(diagnosis.checks)
 
 
 @given(data=st.binary(max_size=400))

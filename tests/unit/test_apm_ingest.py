@@ -9,6 +9,7 @@ from stormline.apm.ingest import Ingest
 from stormline.apm.rows import Origin, Row
 from stormline.core import errors
 from stormline.core import limits_platform as limits
+from stormline.telemetry.diagnosis import Diagnosis
 from stormline.telemetry.report import Report, Salvaged
 from stormline.telemetry.timeline import CallRecord
 
@@ -29,6 +30,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.inserts: list[list[Row]] = []
+        self.diagnoses: list[Row] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.fail = 0
@@ -39,6 +41,9 @@ class _Table:
             self.fail -= 1
             raise errors.StoreError("no")
         self.inserts.append(list(rows))
+
+    async def insert_diagnoses(self, rows: Sequence[Row]) -> None:
+        self.diagnoses += rows
 
     @property
     def ids(self) -> list[str]:
@@ -55,7 +60,7 @@ def _batch(*ids: str, malformed: int = 0, **fields: Any) -> Salvaged:
 
 @contextlib.asynccontextmanager
 async def _running(table: _Table) -> AsyncIterator[Ingest]:
-    ingest = Ingest(table.insert, _Clock())
+    ingest = Ingest(table.insert, table.insert_diagnoses, _Clock())
     task = asyncio.create_task(ingest.run())
     yield ingest
     table.gate.set()
@@ -195,7 +200,7 @@ async def test_run_that_dies_fails_everyone_who_waits() -> None:
     async def insert(rows: Sequence[Row]) -> None:
         raise ZeroDivisionError
 
-    ingest = Ingest(insert, _Clock())
+    ingest = Ingest(insert, insert, _Clock())
     waiting = asyncio.create_task(ingest.submit(ORIGIN, _batch("a")))
     await _settle()
     with pytest.raises(ZeroDivisionError):
@@ -204,3 +209,41 @@ async def test_run_that_dies_fails_everyone_who_waits() -> None:
         await waiting
     with pytest.raises(errors.StoreBusy):
         await ingest.submit(ORIGIN, _batch("b"))
+
+
+# -- diagnoses --------------------------------------------------------------------------------------------------------
+def _told(at_s: float = WALL_S) -> Diagnosis:
+    return Diagnosis(
+        url="https://h/", host="h", started_at=at_s, took_s=1.0, verdict="ok", confidence="high", hint="", why=""
+    )
+
+
+async def test_diagnoses_are_stored_beside_the_calls_and_once() -> None:
+    table = _Table()
+    async with _running(table) as ingest:
+        batch = Salvaged(Report(calls=_batch("a").report.calls, diagnoses=[_told(), _told(WALL_S - 1)]), 0)
+        assert await ingest.submit(ORIGIN, batch) == (3, 0)
+        assert await ingest.submit(ORIGIN, batch) == (3, 0)
+    assert table.ids == ["a"]
+    assert [row["verdict"] for row in table.diagnoses] == ["ok", "ok"]
+    assert (ingest.stats.stored, ingest.stats.repeated, ingest.stats.queued) == (3, 3, 0)
+
+
+async def test_diagnoses_that_cannot_be_stored_do_not_store_the_calls_twice() -> None:
+    table = _Table()
+    failures = [errors.StoreError("no")]
+
+    async def insert_diagnoses(rows: Sequence[Row]) -> None:
+        if failures:
+            raise failures.pop()
+        table.diagnoses += rows
+
+    ingest = Ingest(table.insert, insert_diagnoses, _Clock())
+    task = asyncio.create_task(ingest.run())
+    batch = Salvaged(Report(calls=_batch("a").report.calls, diagnoses=[_told()]), 0)
+    with pytest.raises(errors.StoreError):
+        await ingest.submit(ORIGIN, batch)
+    assert await ingest.submit(ORIGIN, batch) == (2, 0)
+    ingest.close()
+    await task
+    assert (table.ids, len(table.diagnoses)) == (["a"], 1)

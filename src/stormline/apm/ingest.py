@@ -59,25 +59,33 @@ class IngestStats:
 
 class _Waiting(NamedTuple):
     rows: list[Row]
+    diagnoses: list[Row]
     stored: asyncio.Future[None]
+
+    @property
+    def size(self) -> int:
+        """How many rows of either kind."""
+        return len(self.rows) + len(self.diagnoses)
 
 
 class Ingest:
     """The queue in front of the store. `run` must be running for `submit` to return.
 
     Args:
-        insert: stores rows durably, or raises StoreError.
+        insert: stores calls durably, or raises StoreError.
+        insert_diagnoses: likewise diagnoses.
         clock: for the time of arrival.
     """
 
-    def __init__(self, insert: Insert, clock: Clock) -> None:
+    def __init__(self, insert: Insert, insert_diagnoses: Insert, clock: Clock) -> None:
         self._insert = insert
+        self._insert_diagnoses = insert_diagnoses
         self._clock = clock
         self._waiting: deque[_Waiting] = deque()
         self._wake = asyncio.Event()
         self._closing = False
-        # Calls stored lately, in order of storing. Known only to this process: after a restart a report that is sent
-        # again because its answer was lost is counted twice.
+        # Calls and diagnoses stored lately, in order of storing. Known only to this process: after a restart a report
+        # that is sent again because its answer was lost is counted twice.
         self._recent: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self.stats = IngestStats()
 
@@ -91,34 +99,35 @@ class Ingest:
             StoreBusy: the queue is full; nothing of the report is stored.
             StoreError: the store failed; the report should be sent again later.
         """
-        rows, defects = self._clean(origin, salvaged)
+        waiting, defects = self._clean(origin, salvaged)
         stats = self.stats
-        if self._closing or stats.queued + len(rows) > limits.INGEST_ROWS_MAX:
+        if self._closing or stats.queued + waiting.size > limits.INGEST_ROWS_MAX:
             stats.refused_full += 1
             raise errors.StoreBusy("the queue of reports is full", retry_after_s=limits.INGEST_RETRY_AFTER_S)
-        if rows:
-            waiting = _Waiting(rows, asyncio.get_running_loop().create_future())
+        if waiting.size:
             self._waiting.append(waiting)
-            stats.queued += len(rows)
+            stats.queued += waiting.size
             self._wake.set()
             await waiting.stored
         stats.reports += 1
         for kind, count in defects.items():
             stats.dropped[kind] = stats.dropped.get(kind, 0) + count
         stats.lost_by_clients += min(max(0, salvaged.report.dropped), cleaning.INT64_MAX)
-        return Receipt(len(rows), defects.total())
+        return Receipt(waiting.size, defects.total())
 
-    def _clean(self, origin: Origin, salvaged: Salvaged) -> tuple[list[Row], Counter[str]]:
+    def _clean(self, origin: Origin, salvaged: Salvaged) -> tuple[_Waiting, Counter[str]]:
         received_ms = int(self._clock.wall() * 1000)
-        rows: list[Row] = []
+        waiting = _Waiting([], [], asyncio.get_running_loop().create_future())
         defects: Counter[str] = Counter(malformed=salvaged.malformed) if salvaged.malformed else Counter()
-        for record in salvaged.report.calls:
-            row = cleaning.clean(record, origin, received_ms)
-            if isinstance(row, Bad):
-                defects[row.kind] += 1
-            else:
-                rows.append(row)
-        return rows, defects
+        calls = [cleaning.clean(each, origin, received_ms) for each in salvaged.report.calls]
+        told = [cleaning.clean_diagnosis(each, origin, received_ms) for each in salvaged.report.diagnoses]
+        for found, target in ((calls, waiting.rows), (told, waiting.diagnoses)):
+            for row in found:
+                if isinstance(row, Bad):
+                    defects[row.kind] += 1
+                else:
+                    target.append(row)
+        return waiting, defects
 
     async def run(self) -> None:
         """Commit what waits until `close`; then what is left, and return."""
@@ -143,18 +152,23 @@ class Ingest:
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         size = 0
-        while self._waiting and (not batch or size + len(self._waiting[0].rows) <= limits.INGEST_COMMIT_ROWS_MAX):
+        while self._waiting and (not batch or size + self._waiting[0].size <= limits.INGEST_COMMIT_ROWS_MAX):
             batch.append(self._waiting.popleft())
-            size += len(batch[-1].rows)
+            size += batch[-1].size
         return batch
 
     async def _commit(self, batch: list[_Waiting]) -> None:
-        size = sum(len(waiting.rows) for waiting in batch)
-        fresh = {_key(row): row for waiting in batch for row in waiting.rows if _key(row) not in self._recent}
+        size = sum(waiting.size for waiting in batch)
+        fresh = self._fresh([row for waiting in batch for row in waiting.rows])
+        told = self._fresh([row for waiting in batch for row in waiting.diagnoses])
         stats = self.stats
         try:
             if fresh:
                 await self._insert(list(fresh.values()))
+                self._remember(fresh)  # at once: the second insert may fail, and then all of it is sent again
+            if told:
+                await self._insert_diagnoses(list(told.values()))
+                self._remember(told)
         except errors.StoreError as error:
             stats.failed += len(batch)
             log.warning("%d records in %d reports not stored: %s", size, len(batch), error)
@@ -165,15 +179,18 @@ class Ingest:
                 _fail(waiting, "the store stopped")
             raise
         else:
-            stats.commits += bool(fresh)
-            stats.stored += len(fresh)
-            stats.repeated += size - len(fresh)
-            self._remember(fresh)
+            stats.commits += bool(fresh or told)
+            stats.stored += len(fresh) + len(told)
+            stats.repeated += size - len(fresh) - len(told)
             for waiting in batch:
                 if not waiting.stored.done():
                     waiting.stored.set_result(None)
         finally:
             stats.queued -= size
+
+    def _fresh(self, rows: Sequence[Row]) -> dict[tuple[str, str, str], Row]:
+        """Give each row once that was not stored lately."""
+        return {_key(row): row for row in rows if _key(row) not in self._recent}
 
     def _remember(self, fresh: dict[tuple[str, str, str], Row]) -> None:
         self._recent.update(dict.fromkeys(fresh))
@@ -182,7 +199,8 @@ class Ingest:
 
 
 def _key(row: Row) -> tuple[str, str, str]:
-    return row["app"], row["device"], row["call_id"]
+    own = row.get("call_id") or f"diagnosis {row['started_at']} {row['url']}"
+    return row["app"], row["device"], own
 
 
 def _fail(waiting: _Waiting, reason: str) -> None:

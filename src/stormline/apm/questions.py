@@ -6,6 +6,8 @@ the device's clock says.
 
 from typing import Any
 
+import msgspec
+
 from stormline.apm.judging import AddressCounts
 from stormline.apm.store import Answer, Store
 from stormline.core import limits_platform as limits
@@ -96,6 +98,32 @@ GROUP BY address
 ORDER BY tries DESC, address
 LIMIT {limits.APM_ADDRESSES_MAX}
 """  # noqa: S608 - constants only; values go in as parameters
+
+_DIAGNOSIS_PLAIN = (
+    "app", "device", "user", "platform", "client", "host", "url", "network", "automatic", "verdict", "confidence",
+    "why", "took_ms", "clock_off", "checks",
+)  # fmt: skip
+_OF_DIAGNOSES = f"""
+FROM diagnoses
+WHERE {_IN_WINDOW}
+    AND ({{host:String}} = '' OR host = {{host:String}}) AND ({{verdict:String}} = '' OR verdict = {{verdict:String}})
+"""
+_DIAGNOSES = f"""
+SELECT
+    toUnixTimestamp64Milli(started_at) AS started_at_ms,
+    toUnixTimestamp64Milli(received_at) AS received_at_ms,
+    {", ".join(_DIAGNOSIS_PLAIN)}
+{_OF_DIAGNOSES}
+ORDER BY received_at DESC, started_at DESC
+LIMIT {{limit:UInt32}}
+"""
+_VERDICTS = f"""
+SELECT verdict, count() AS times, uniqExact(device) AS devices
+{_OF_DIAGNOSES}
+GROUP BY verdict
+ORDER BY times DESC, verdict
+LIMIT {limits.APM_FAILURE_KINDS_MAX}
+"""
 
 
 def _pct(part: int, whole: int) -> float | None:
@@ -233,6 +261,31 @@ async def addresses(store: Store, *, since_ms: int, app: str = "") -> list[Addre
     """
     answer = await store.query(_ADDRESSES, {"since": since_ms, "app": app})
     return [AddressCounts(**row) for row in answer]
+
+
+async def diagnoses(
+    store: Store, *, since_ms: int, app: str, host: str, verdict: str, limit: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Diagnoses: how many of each verdict from how many devices, and the latest, newest arrival first.
+
+    Args:
+        store: where to ask.
+        since_ms: wall time from which arrivals count.
+        app: only this app; empty for all.
+        host: only about this host; empty for all.
+        verdict: only with this verdict; empty for all.
+        limit: at most this many of the latest.
+
+    Raises:
+        StoreError: the store cannot answer now.
+    """
+    asked = {"since": since_ms, "app": app, "host": host, "verdict": verdict}
+    counts = await store.query(_VERDICTS, asked)
+    latest = await store.query(_DIAGNOSES, {**asked, "limit": limit})
+    return {
+        "verdicts": [dict(row) for row in counts],
+        "diagnoses": [{**row, "checks": msgspec.json.decode(row["checks"])} for row in latest],
+    }
 
 
 async def answers(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""From a call record of unknown quality to a row the store can hold. Pure.
+"""From a call record, or a diagnosis, of unknown quality to a row the store can hold. Pure.
 
 Reports come from devices: clocks are wrong, libraries have bugs, and some senders mean harm. A row is either clean
 or named as bad; nothing here raises on what a device sent.
@@ -6,7 +6,11 @@ or named as bad; nothing here raises on what a device sent.
 
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
+from stormline.core import limits_diagnosis
 from stormline.core import limits_platform as limits
+from stormline.telemetry.diagnosis import Diagnosis
 from stormline.telemetry.timeline import STAGES, AttemptRecord, CallRecord
 
 Row: TypeAlias = dict[str, Any]
@@ -166,3 +170,60 @@ def clean(record: CallRecord, origin: Origin, received_ms: int) -> Row | Bad:
     for stage in STAGES:
         row[f"{stage}_ms"] = record.stages_ms.get(stage)
     return row
+
+
+def _diagnosis_defect(diagnosis: Diagnosis) -> str:
+    """Name what is wrong with a diagnosis, empty for nothing."""
+    text = limits.REPORT_TEXT_CHARS_MAX
+    if not _texts_fit(
+        (diagnosis.host, limits.REPORT_HOST_CHARS_MAX), (diagnosis.url, limits.REPORT_PATH_CHARS_MAX),
+        (diagnosis.network, text), (diagnosis.verdict, text), (diagnosis.confidence, text),
+        (diagnosis.why, limits.REPORT_PATH_CHARS_MAX),
+    ):  # fmt: skip
+        return "text"
+    if not diagnosis.verdict:
+        return "nameless"
+    if not 0 <= diagnosis.started_at * 1000 <= limits.REPORT_WALL_MS_MAX:
+        return "time"
+    if not _duration_fits(diagnosis.took_s * 1000):
+        return "duration"
+    return "checks" if len(diagnosis.checks) > limits_diagnosis.DIAGNOSIS_CHECKS_MAX else ""
+
+
+def clean_diagnosis(diagnosis: Diagnosis, origin: Origin, received_ms: int) -> Row | Bad:
+    """Make a row of a diagnosis, its checks as one JSON text; for a wrong device clock see `clean`.
+
+    Args:
+        diagnosis: as decoded.
+        origin: who sent it.
+        received_ms: wall time of arrival, milliseconds since 1970.
+    """
+    if defect := _diagnosis_defect(diagnosis):
+        return Bad(defect)
+    try:
+        checks = msgspec.json.encode(diagnosis.checks).decode()
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return Bad("checks")
+    if len(checks) > limits_diagnosis.DIAGNOSIS_RECORD_BYTES_MAX:
+        return Bad("checks")
+    started_ms = int(diagnosis.started_at * 1000)
+    clock_off = not -limits.REPORT_EARLY_S <= (received_ms - started_ms) / 1000.0 <= limits.REPORT_LATE_S
+    return {
+        "received_at": received_ms,
+        "started_at": received_ms if clock_off else started_ms,
+        "clock_off": clock_off,
+        "app": origin.app,
+        "device": origin.device,
+        "user": origin.user,
+        "platform": _label(origin.platform),
+        "client": _label(origin.client),
+        "host": diagnosis.host,
+        "url": diagnosis.url,
+        "network": diagnosis.network,
+        "automatic": diagnosis.automatic,
+        "verdict": diagnosis.verdict,
+        "confidence": diagnosis.confidence,
+        "why": diagnosis.why,
+        "took_ms": diagnosis.took_s * 1000,
+        "checks": checks,
+    }

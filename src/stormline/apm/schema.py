@@ -1,6 +1,7 @@
 """Tables of the analytics store, and how they come to be.
 
-`COLUMNS` is the one list of what a stored call holds: the newest table, the inserts and the rows all follow it.
+`COLUMNS` is the one list of what a stored call holds: the newest table, the inserts and the rows all follow it; and
+`DIAGNOSIS_COLUMNS` that of a stored diagnosis.
 `MIGRATIONS` says how any store gets there, in order: the first step makes the newest table, every later one changes
 a table that was made before it (`ADD COLUMN IF NOT EXISTS` and the like) and finds nothing to do on a new one.
 
@@ -77,7 +78,29 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("attempts.duration_ms", "Array(Float32)", pa.list_(pa.float32())),
 )
 
+DIAGNOSIS_COLUMNS: Final[tuple[Column, ...]] = (
+    Column("received_at", _TIME, _ms),
+    Column("started_at", _TIME, _ms),
+    Column("clock_off", "Bool", pa.bool_()),
+    Column("app", _WORD, _text),
+    Column("device", "String", _text),
+    Column("user", "String", _text),
+    Column("platform", _WORD, _text),
+    Column("client", _WORD, _text),
+    Column("host", _WORD, _text),
+    Column("url", "String", _text),
+    Column("network", _WORD, _text),
+    Column("automatic", "Bool", pa.bool_()),
+    Column("verdict", _WORD, _text),
+    Column("confidence", _WORD, _text),
+    Column("why", "String", _text),
+    Column("took_ms", "Float32", pa.float32()),
+    Column("checks", "String", _text),
+)
+
 ARROW: Final = pa.schema([(column.name, column.arrow) for column in COLUMNS])
+
+DIAGNOSIS_ARROW: Final = pa.schema([(column.name, column.arrow) for column in DIAGNOSIS_COLUMNS])
 
 # fsync_*: an acknowledged report survives a power cut too, for no measurable time (10 ms for 500 rows either way).
 _CREATE_CALLS = f"""
@@ -111,6 +134,16 @@ ORDER BY (app, id)
 TTL toDate(received_at) + INTERVAL {limits_netlog.FEEDBACK_DAYS} DAY DELETE
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1
 """
+_CREATE_DIAGNOSES = f"""
+CREATE TABLE IF NOT EXISTS diagnoses (
+    {", ".join(f"`{column.name}` {column.sql}" for column in DIAGNOSIS_COLUMNS)}
+)
+ENGINE = MergeTree
+PARTITION BY toDate(received_at)
+ORDER BY (toStartOfMinute(received_at), app, host, received_at)
+TTL toDate(received_at) + INTERVAL {limits.STORE_DAYS} DAY DELETE
+SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts = 1
+"""
 
 CREATE_VERSIONS: Final = """
 CREATE TABLE IF NOT EXISTS schema_versions (version UInt32, applied_at DateTime('UTC') DEFAULT now('UTC'))
@@ -123,6 +156,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (_CREATE_CALLS,),
     ("ALTER TABLE calls ADD COLUMN IF NOT EXISTS plan_version UInt64",),
     (_CREATE_FEEDBACK,),
+    (_CREATE_DIAGNOSES,),
 )
 """Step N (from 1) is a list of statements, each of which may run twice: a crash can fall between a statement and the
 record that it ran."""

@@ -9,6 +9,7 @@
 | `GET /v1/series`   | admin key            | calls and successes over time: `window_s`, `step_s`, `app`              |
 | `GET /v1/calls`    | admin key            | latest calls with their stages: `window_s`, `app`, `host`, `limit`      |
 | `GET /v1/addresses`| admin key            | attempts and failures by address: `window_s`, `app`                     |
+| `GET /v1/diagnoses`| admin key            | latest diagnoses: `window_s`, `app`, `host`, `verdict`, `limit`         |
 | `GET /v1/stats`    | admin key            | counts of this process: stored, left out, refused                       |
 | `GET /healthz`     | anyone               | 200 where the store answers, else 503                                   |
 
@@ -174,6 +175,7 @@ class ApmService:
                 Route("/v1/series", self._guarded(self._series), methods=get),
                 Route("/v1/calls", self._guarded(self._calls), methods=get),
                 Route("/v1/addresses", self._guarded(self._addresses), methods=get),
+                Route("/v1/diagnoses", self._guarded(self._diagnoses), methods=get),
                 Route("/v1/stats", self._guarded(self._stats), methods=get),
                 Route("/healthz", self._guarded(self._health), methods=get),
             ],
@@ -346,6 +348,19 @@ class ApmService:
             raise _Refused(404, Code.CALL_NOT_FOUND, "no such feedback")
         return _json(found)
 
+    async def _diagnoses(self, request: Request) -> Response:
+        self._admin(request)
+        query = request.query_params
+        answer = await questions.diagnoses(
+            self._store,
+            since_ms=self._since_ms(_number(query, "window_s", 86_400, limits.APM_WINDOW_S_MAX)),
+            app=_word(query, "app"),
+            host=_word(query, "host"),
+            verdict=_word(query, "verdict"),
+            limit=_number(query, "limit", 50, limits.APM_CALLS_MAX),
+        )
+        return _json(answer)
+
     async def _stats(self, request: Request) -> Response:
         self._admin(request)
         return _json({"ingest": asdict(self._ingest.stats), "body_bytes": self._body_bytes})
@@ -389,7 +404,7 @@ async def run(config: ApmConfig, *, clock: Clock, started: Callable[[Address], N
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await store.open()
-        ingest = Ingest(store.insert, clock)
+        ingest = Ingest(store.insert, store.insert_diagnoses, clock)
         service = ApmService(store=store, ingest=ingest, token_keys=keys, admin_key=config.admin_key, clock=clock)
         server = HttpServer(service.app, host=config.host, port=config.port, what="apm", tls=config.tls)
         if config.dispatch is not None:

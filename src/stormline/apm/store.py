@@ -78,6 +78,14 @@ class Store:
         """
         await self._run(self._writer, lambda client: client.insert_arrow("calls", _table(rows)))
 
+    async def insert_diagnoses(self, rows: Sequence[Row]) -> None:
+        """Store diagnoses, as `insert` does calls.
+
+        Raises:
+            StoreError: none of them is known to be stored.
+        """
+        await self.insert_table("diagnoses", _table(rows, schema.DIAGNOSIS_ARROW))
+
     async def insert_table(self, name: str, table: pa.Table) -> None:
         """Store the rows of one table; as `insert`.
 
@@ -159,10 +167,8 @@ def _ask(client: Client, sql: str, parameters: Mapping[str, Any]) -> Answer:
     return list(client.query(sql, parameters=dict(parameters)).named_results())
 
 
-def _table(rows: Sequence[Row]) -> pa.Table:
-    return pa.Table.from_arrays(
-        [pa.array([row[column.name] for row in rows], column.arrow) for column in schema.COLUMNS], schema=schema.ARROW
-    )
+def _table(rows: Sequence[Row], arrow: pa.Schema = schema.ARROW) -> pa.Table:
+    return pa.Table.from_arrays([pa.array([row[each.name] for row in rows], each.type) for each in arrow], schema=arrow)
 
 
 def _migrate(client: Client) -> None:

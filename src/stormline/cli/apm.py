@@ -111,6 +111,48 @@ def _said(entry: dict[str, Any]) -> str:
     return f"{at} {entry['id']} ({about}; log {entry['log_bytes']} bytes)\n  {entry['text']}"
 
 
+@group.command("diagnoses")
+def diagnoses(
+    window: Annotated[int, typer.Option("--window", metavar="S", min=1, help="Seconds to look back.")] = 86_400,
+    host: Annotated[str, typer.Option("--host", metavar="NAME", help="Only about this host.")] = "",
+    verdict: Annotated[str, typer.Option("--verdict", metavar="NAME", help="Only with this verdict.")] = "",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="So many of the latest.")] = 20,
+    state: output.StateOption = None,
+    json: output.JsonFlag = False,
+) -> None:
+    """Show what devices found out about failures: how many of each verdict, and the latest.
+
+    With --json: all that they found too.
+    """
+    from stormline.cli import admin
+
+    platform = admin.running(admin.place(output.environ(), state))
+    query: dict[str, str | int | float] = {"window_s": window, "host": host, "verdict": verdict, "limit": limit}
+    with admin.AdminApi(platform, "apm", platform.admin_key) as api:
+        answer = api.call("GET", "/v1/diagnoses", query=query)
+    if json:
+        output.print_json(answer)
+        return
+    console = output.console()
+    for each in answer["verdicts"]:
+        console.print(f"{each['verdict']}: {each['times']} times, {each['devices']} devices")
+    console.print(_latest(answer["diagnoses"]))
+
+
+def _latest(found: list[dict[str, Any]]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("at", "device", "host", "network", "verdict", "confidence", "why"):
+        table.add_column(column)
+    for each in found:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(each["received_at_ms"] / 1000))
+        words = [each[name] for name in ("device", "host", "network", "verdict", "confidence", "why")]
+        table.add_row(at, *map(escape, words))
+    return table
+
+
 def _ask(api: "AdminApi", window: int) -> dict[str, Any]:
     answer: dict[str, Any] = api.call("GET", "/v1/top", query={"window_s": window})
     return answer

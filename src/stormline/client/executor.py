@@ -61,6 +61,7 @@ class Executor:
         admission: who may go.
         relaying: asks through relays; None: no platform names any.
         hedges: attempts may be made beside one that only looks dead.
+        failed: told of calls that failed for good.
 
     Args:
         config: the client's settings.
@@ -117,6 +118,7 @@ class Executor:
         self._hedged = hedged
         self.hedges = True
         self.relaying: Relaying | None = None
+        self.failed: Callable[[Run], None] | None = None
         self._knocking: dict[Address, asyncio.Task[None]] = {}
         self.admission = Admission(enabled=config.admission)
         self._loop = asyncio.get_running_loop()
@@ -172,6 +174,8 @@ class Executor:
             if isinstance(error, errors.TransportError):
                 error.trace = trace
                 self._parking.failed(error)
+                if self.failed is not None:
+                    self.failed(run)
             else:
                 trace.attempt_failed(error)
             trace.failed(error)

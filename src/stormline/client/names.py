@@ -124,6 +124,11 @@ class NameService:
         on_note(self._story(key, waited_s=self._loop.time() - began_at, known=before is not None))
         return found
 
+    def remembered(self, host: str) -> tuple[str, ...]:
+        """Give the addresses that a name is pinned to or had when it was last asked for; empty for none."""
+        known = self._memory.remembered(host)
+        return self._pinned.get(host.lower(), () if known is None else known.found.addresses)
+
     async def by_doh(self, host: str, port: int) -> tuple[Address, ...]:
         """Ask DNS over HTTPS alone, past what is remembered and what the system says; of a platform's own names.
 

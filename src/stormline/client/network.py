@@ -227,6 +227,15 @@ class NetworkState:
         """Give the ways out, named; see `NetworkPort.ways`."""
         return () if self._closed else tuple(map(self._tracker.named, self._port.ways()))
 
+    def neighbour(self, index: int, address: str) -> probes.Beside | None:
+        """Give what the kernel knows of a machine on the link; see `NetworkPort.neighbour`."""
+        return None if self._closed else self._port.neighbour(index, address)
+
+    @property
+    def may_probe(self) -> bool:
+        """Packets may be sent to find out what is wrong."""
+        return self._may_probe
+
     def look(self) -> NetworkChange | None:
         """Look now, and do what a change calls for; give it."""
         if self._closed:

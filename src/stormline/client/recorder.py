@@ -1,4 +1,4 @@
-"""Takes the record of every finished call and sends it to the APM, off the path of the calls.
+"""Takes the record of every finished call, and diagnoses, and sends them to the APM, off the path of the calls.
 
 Reports make no records of their own, are bounded in number and time, back off while the APM is away, and are dropped,
 counted, rather than let to grow.
@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from stormline.client import fetch
-from stormline.core import errors, limits, limits_platform
+from stormline.core import errors, limits, limits_diagnosis, limits_platform
 from stormline.core.clock import Rng
 from stormline.core.values import Address
 from stormline.outbound.pool import HttpPool
 from stormline.telemetry import report
+from stormline.telemetry.diagnosis import Diagnosis
 from stormline.telemetry.timeline import CallRecord
 from stormline.wire.plan import Endpoint
 
@@ -49,6 +50,7 @@ class Recorder:
         self._rng = rng
         self._client_name = client_name
         self._queue: deque[CallRecord] = deque()
+        self._diagnoses: deque[Diagnosis] = deque(maxlen=limits_diagnosis.REPORT_DIAGNOSES_MAX)
         self._dropped = 0
         self._batch_max = report.BATCH_RECORDS_MAX
         self._retry_after_s = 0.0
@@ -65,11 +67,22 @@ class Recorder:
             self._dropped += 1
         self._queue.append(record)
         if self._sender is None and (self._timer is None or len(self._queue) == report.BATCH_RECORDS_MAX):
-            # A timer, not a task: a loop that ends before it fires has nothing to complain of.
-            delay_s = limits.REPORT_INTERVAL_S if len(self._queue) < report.BATCH_RECORDS_MAX else 0.0
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(delay_s, self._start)
+            self._send_soon()
+
+    def add_diagnosis(self, diagnosis: Diagnosis) -> None:
+        """Take a diagnosis: it goes with the next report, the oldest of too many goes nowhere. Never raises."""
+        if self._closing.is_set():
+            return
+        self._diagnoses.append(diagnosis)
+        if self._sender is None and self._timer is None:
+            self._send_soon()
+
+    def _send_soon(self) -> None:
+        # A timer, not a task: a loop that ends before it fires has nothing to complain of.
+        delay_s = limits.REPORT_INTERVAL_S if len(self._queue) < report.BATCH_RECORDS_MAX else 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, self._start)
 
     def _start(self) -> None:
         self._timer = None
@@ -85,7 +98,7 @@ class Recorder:
     async def _send_all(self) -> None:
         """Send until the queue is empty; what comes meanwhile is gathered for as long as one sending takes."""
         failures = 0
-        while self._queue:
+        while self._queue or self._diagnoses:
             if await self._send_one():
                 failures = 0
                 continue
@@ -102,20 +115,23 @@ class Recorder:
         endpoint = self._endpoint()
         if endpoint is None:
             self._queue.clear()
+            self._diagnoses.clear()
             return True
         batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_max))]
         dropped, self._dropped = self._dropped, 0
+        told = list(self._diagnoses)
+        self._diagnoses.clear()
         body = report.encode(
-            report.Report(platform=sys.platform, client=self._client_name, dropped=dropped, calls=batch)
+            report.Report(platform=sys.platform, client=self._client_name, dropped=dropped, calls=batch, diagnoses=told)
         )
         try:
             answer = await self._post(endpoint, body)
         except (errors.TransportError, errors.DispatchError) as error:
             _log.info("a report was not delivered: %s", error)
-            self._put_back(batch, dropped)
+            self._put_back(batch, dropped, told)
             return False
         except asyncio.CancelledError:
-            self._put_back(batch, dropped)
+            self._put_back(batch, dropped, told)
             raise
         if answer.status < 400:
             self._batch_max = report.BATCH_RECORDS_MAX
@@ -123,11 +139,11 @@ class Recorder:
         _log.info("the APM answered %d to a report of %d calls", answer.status, len(batch))
         if answer.status == 413 and len(batch) > 1:
             self._batch_max = len(batch) // 2
-            self._put_back(batch, dropped)
+            self._put_back(batch, dropped, told)
             return True  # the next, smaller one goes at once
         if answer.status in (408, 429) or answer.status >= 500:
             self._retry_after_s = fetch.retry_after_s(answer.headers)
-            self._put_back(batch, dropped)
+            self._put_back(batch, dropped, told)
             return False
         self._dropped += dropped + len(batch)
         return True
@@ -148,7 +164,8 @@ class Recorder:
             size_max=limits_platform.REPORT_ANSWER_BYTES_MAX,
         )
 
-    def _put_back(self, batch: list[CallRecord], dropped: int) -> None:
+    def _put_back(self, batch: list[CallRecord], dropped: int, told: list[Diagnosis]) -> None:
+        self._diagnoses.extendleft(reversed(told[: limits_diagnosis.REPORT_DIAGNOSES_MAX - len(self._diagnoses)]))
         room = limits.REPORT_QUEUE_RECORDS_MAX - len(self._queue)
         kept = batch[max(0, len(batch) - room) :] if room > 0 else []
         self._dropped += dropped + len(batch) - len(kept)
@@ -172,7 +189,7 @@ class Recorder:
             async with asyncio.timeout(limits.REPORT_FLUSH_S):
                 if (sender := self._sender) is not None:
                     await asyncio.wait({sender})  # what is on its way is not sent a second time
-                while self._queue and await self._send_one():
+                while (self._queue or self._diagnoses) and await self._send_one():
                     pass
         if (sender := self._sender) is not None:
             sender.cancel()

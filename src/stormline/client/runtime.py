@@ -7,14 +7,14 @@ import itertools
 import os
 import ssl
 import weakref
-from collections.abc import AsyncIterable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from stormline.client import joining, patterns
+from stormline.client import configured, joining, patterns
 from stormline.client.allowance import Allowance
 from stormline.client.answer import Answer
-from stormline.client.config import Config, matches
+from stormline.client.config import Config
 from stormline.client.costs import Costs, Counting, Extras
 from stormline.client.executor import Executor
 from stormline.client.names import NameService
@@ -32,7 +32,6 @@ from stormline.core.values import Address
 from stormline.net.meter import Meter
 from stormline.net.sessions import TlsSessions
 from stormline.net.stream import Stream, reason_of
-from stormline.outbound import proxy_rules
 from stormline.outbound.dial import Advice, Dialer
 from stormline.outbound.messages import Headers, HttpRequest
 from stormline.outbound.pool import Connector, HttpPool
@@ -45,19 +44,21 @@ from stormline.policy.shape import Network
 from stormline.telemetry.timeline import CallRecord
 
 if TYPE_CHECKING:
+    from stormline.client.diagnostics import Diagnostics
     from stormline.client.feedback import Feedback, FeedbackSender
+    from stormline.client.lanes import Run
     from stormline.client.longline import LongLine
     from stormline.client.memory import NetworkMemory
     from stormline.client.netlog import NetworkLog
     from stormline.client.recorder import Recorder
     from stormline.client.relaying import Relaying
-    from stormline.client.rules import BusinessRule, Rules
+    from stormline.client.rules import BusinessRule
     from stormline.client.scheduling import Scheduling
     from stormline.client.store import Store
+    from stormline.client.surroundings import Around
+    from stormline.telemetry.diagnosis import Diagnosis
     from stormline.wire.plan import Endpoint, Home
 
-ForeignContext = ssl.SSLContext | Callable[[Sequence[str]], ssl.SSLContext]
-"""TLS to origins: a context as it is, or what makes one that offers the given ALPN names."""
 CLIENT_NAME = f"stormline/{metadata.version('stormline')}"
 
 
@@ -70,10 +71,12 @@ class Runtime:
     """
 
     netlog: "NetworkLog | None" = None
+    _diagnostics: "Diagnostics | None" = None
     _feedback: "FeedbackSender | None" = None
+    _failed_url = ""
 
     def __init__(
-        self, config: Config, *, foreign_context: "ForeignContext | None" = None, outside: Outside = REAL
+        self, config: Config, *, foreign_context: "configured.ForeignContext | None" = None, outside: Outside = REAL
     ) -> None:
         self.config = config
         self.pid = os.getpid()
@@ -84,12 +87,12 @@ class Runtime:
         self._call_prefix = ids.new_id(self.rng)
         self._call_numbers = itertools.count(1)
         self._outside = outside
-        self._proxies = _proxies(config, outside)
+        self._proxies = configured.proxies_of(config, outside)
         self._sessions = TlsSessions()
         alpn = ("h2", "http/1.1") if config.http2 else ("http/1.1",)
         self.network = NetworkState(
             config,
-            config.network_port or outside.network(_network_watch(config, outside.environ)),
+            config.network_port or outside.network(configured.network_watch(config, outside.environ)),
             owned=config.network_port is None,
             clock=self.clock,
             rng=self.rng,
@@ -100,14 +103,14 @@ class Runtime:
             self._place(self.network.info),
             rng=self.rng,
             wall_s=self.clock.wall,
-            prefers_ipv4=functools.partial(_prefers_ipv4, config),
+            prefers_ipv4=functools.partial(configured.prefers_ipv4, config),
         )
         self.steering.sensing.signal = functools.partial(_bars, self.network)
         self.counting = Counting(self.steering.busy)
         self._extras = self._share_extras()
         self.parking = Parking(outside.has_route, self.network.may_be_there, self.counting.woke)
         self.conduct = CONDUCT[Activity.FOREGROUND]
-        context, h1_context = _contexts(config, foreign_context, outside, alpn)
+        context, h1_context = configured.tls_contexts(config, foreign_context, outside, alpn)
         self._context, self._h1_context = context, h1_context
         self.names: NameService | None = None
         self._resolver: Names
@@ -119,7 +122,7 @@ class Runtime:
         self._paths = self._make_paths()
         self.preconnector = Preconnector(config, self._pool, self._proxies)
         self._memory: NetworkMemory | None = None
-        self.rules, addresses = _rules(config)
+        self.rules, addresses = configured.rules_of(config)
         self._awaited: dict[CallTrace, asyncio.TimerHandle | None] = {}
         self._roles_pool: HttpPool | None = None
         self._store: Store | None = None
@@ -144,7 +147,7 @@ class Runtime:
             self.preconnector.begin(self._wanted(config.preconnect))
 
     def _make_executor(self, addresses: Mapping[str, tuple[Address, ...]], *, h1: bool) -> Executor:
-        return Executor(
+        executor = Executor(
             self.config,
             paths=self._paths,
             rng=self.rng,
@@ -160,6 +163,8 @@ class Runtime:
             hedged=self.counting.hedged,
             network=self.network,
         )
+        executor.failed = functools.partial(_failed, weakref.ref(self))
+        return executor
 
     def _make_paths(self) -> Paths:
         """Make the ways out: the system's own choice, and what others are made with when they are needed."""
@@ -203,12 +208,12 @@ class Runtime:
             Network(info.id, info.kind),
             rng=self.rng,
             wall_s=self.clock.wall,
-            prefers_ipv4=functools.partial(_prefers_ipv4, self.config),
+            prefers_ipv4=functools.partial(configured.prefers_ipv4, self.config),
             beside=self.steering,
         )
         metered = is_metered(info)
         steering.spare = self.counting.share(meter, lambda: metered).take
-        offers = None if self._h1_context is None else _Offers(steering, self._context, self._h1_context)
+        offers = None if self._h1_context is None else configured.Offers(steering, self._context, self._h1_context)
         open_tcp = self.counting.measured(functools.partial(self._outside.open_over, info.interface), meter)
         sessions = TlsSessions()  # or a server could tell that it is the same device
         doh = None
@@ -277,6 +282,44 @@ class Runtime:
             urls += [f"https://{f'[{host}]' if ':' in host else host}:{port}/" for host, port in used]
         return urls
 
+    # -- diagnoses ----------------------------------------------------------------------------------------------------
+    def diagnostics(self) -> "Diagnostics":
+        """Give what finds out what is wrong; made at its first use."""
+        if self._diagnostics is None:
+            from stormline.client.diagnostics import Diagnostics  # who never asks need not load it
+
+            self._diagnostics = Diagnostics(weakref.WeakMethod(self._around))
+        self._diagnostics.failed_url = self._failed_url
+        return self._diagnostics
+
+    def _around(self, host: str) -> "Around":
+        """Give what a diagnosis of a host takes."""
+        from stormline.client.surroundings import Around
+
+        self.network.look()
+        return Around(
+            outside=self._outside,
+            config=self.config,
+            network=self.network,
+            foreground=self.conduct is CONDUCT[Activity.FOREGROUND] and not self._over,
+            is_busy=self.steering.busy,
+            open_tcp=self.counting.measured(self._outside.open_tcp),
+            remembered=() if self.names is None else self.names.remembered(host),
+            scheduling=self.scheduling,
+            proxies=self._proxies,
+            connector=functools.partial(self._dialer, self._context),
+            context=self._context,
+            h1_context=self._h1_context or (lambda: self._context),
+            report=None if self._recorder is None and self.netlog is None else self._keep_diagnosis,
+        )
+
+    def _keep_diagnosis(self, found: "Diagnosis") -> None:
+        """Put what was found into the network log, and have it told to the platform."""
+        if self.netlog is not None:
+            self.netlog.record_diagnosis(found)
+        if self._recorder is not None:
+            self._recorder.add_diagnosis(found)
+
     # -- what `network` needs (`client.network.Tools`) ----------------------------------------------------------------
     def _place(self, info: NetworkInfo) -> Network:
         """Give the network as the policies name it."""
@@ -333,7 +376,7 @@ class Runtime:
         roles: bool = False,
     ) -> Connector:
         # A caller's own context cannot be copied, so it is offered as it is.
-        offers = None if h1_context is None else _Offers(self.steering, context, h1_context)
+        offers = None if h1_context is None else configured.Offers(self.steering, context, h1_context)
         open_tcp = self._outside.open_mptcp if self.config.mptcp else self._outside.open_tcp
         dialer = Dialer(
             self._resolver,
@@ -646,15 +689,8 @@ class Runtime:
         self._over = True
         self._awaited.clear()
         self.parking.close()
-        for part in (
-            self._recorder,
-            self.longline,
-            self.scheduling,
-            self._memory,
-            self._feedback,
-            self.netlog,
-            self.preconnector,
-        ):
+        speaking = (self._diagnostics, self._recorder, self._feedback, self.longline, self.scheduling)
+        for part in (*speaking, self._memory, self.netlog, self.preconnector):
             if part is not None:
                 part.abandon()
         for closable in (self._paths, self.network, self._pool, self._roles_pool, self._resolver):
@@ -684,6 +720,8 @@ class Runtime:
         self._over = True
         for trace in list(self._awaited):
             self._wait_is_over(trace)
+        if self._diagnostics is not None:
+            await self._diagnostics.aclose()
         if self._recorder is not None:
             await self._recorder.aclose()
         if self._feedback is not None:
@@ -717,57 +755,6 @@ def _bars(network: NetworkState) -> int | None:
     return bars(network.info.kind, network.info.signal_dbm)
 
 
-def _contexts(
-    config: Config, given: ForeignContext | None, outside: Outside, alpn: tuple[str, ...]
-) -> tuple[ssl.SSLContext, Callable[[], ssl.SSLContext] | None]:
-    """Give TLS for origins, and what makes the same with HTTP/1.1 alone: None of a context that is as it is."""
-    if isinstance(given, ssl.SSLContext):
-        return given, None
-    make = outside.trust.foreign_context if given is None else given
-    return make(alpn), functools.cache(lambda: make(("http/1.1",))) if config.http2 else None
-
-
-def _rules(config: Config) -> "tuple[Rules | None, Mapping[str, tuple[Address, ...]]]":
-    """Give the rules of a config and the addresses it names."""
-    if not (config.rules or config.addresses or config.pinned or config.backup_addresses):
-        return None, {}
-    from stormline.client import rules  # only who has some pays for them
-
-    addresses = rules.known_addresses(
-        addresses=config.addresses, pinned=config.pinned, backup_addresses=config.backup_addresses
-    )
-    return rules.Rules(config.rules) if config.rules else None, addresses
-
-
-class _Offers:
-    """Says what to offer a host in TLS: HTTP/2 first, or HTTP/1.1 alone where HTTP/2 does badly."""
-
-    def __init__(self, steering: Steering, usual: ssl.SSLContext, h1: Callable[[], ssl.SSLContext]) -> None:
-        self._steering = steering
-        self._usual = usual
-        self._h1 = h1
-
-    def context_of(self, host: str) -> ssl.SSLContext:
-        """Give the context for one dial."""
-        return self._usual if self._steering.protocols(host, ("h2", "h1"))[0] == "h2" else self._h1()
-
-
-def _prefers_ipv4(config: Config, host: str) -> bool:
-    return matches(host, config.prefer_ipv4)
-
-
-def _network_watch(config: Config, environ: Mapping[str, str]) -> str:
-    """Give the way to watch the network: the config's, else the environment's."""
-    told = environ.get("STORMLINE_NETWORK_WATCH", "").strip() if config.network_watch == "auto" else ""
-    return told or config.network_watch
-
-
-def _proxies(config: Config, outside: Outside) -> proxy_rules.ProxyRules:
-    if config.proxy is not None:
-        return proxy_rules.explicit(config.proxy)
-    return proxy_rules.from_environment(outside.environ) if config.trust_env else proxy_rules.DIRECT
-
-
 def _left(runtime: weakref.ref[Runtime], stream: Stream) -> bool:
     """Say whether the address of a silent connection is gone; then the network has changed, and nobody said so.
 
@@ -778,3 +765,14 @@ def _left(runtime: weakref.ref[Runtime], stream: Stream) -> bool:
         return False
     client.network_changed()
     return True
+
+
+def _failed(runtime: weakref.ref[Runtime], run: "Run") -> None:
+    """Take note of a call that failed for good; of a key one, have it found out why."""
+    client, request = runtime(), run.request
+    if client is None:
+        return
+    path = request.target.decode("ascii", "replace").partition("?")[0] if request.method in SAFE_METHODS else "/"
+    client._failed_url = f"{request.scheme}://{Address(request.host, request.port)}{path}"
+    if run.limits.preset.name == "key" and client.config.diagnose:
+        client.diagnostics().failed()

@@ -16,7 +16,7 @@ from stormline.client.costs import Costs
 from stormline.client.flavours import flavour_of
 from stormline.client.network import NetworkStatus, Told
 from stormline.client.outside import REAL, Outside
-from stormline.client.runtime import ForeignContext, Runtime
+from stormline.client.runtime import Runtime
 from stormline.core import errors
 from stormline.policy.activity import Activity
 from stormline.policy.level import Quality
@@ -24,7 +24,9 @@ from stormline.policy.level import Quality
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport, BaseTransport
 
+    from stormline.client.configured import ForeignContext
     from stormline.client.feedback import Feedback
+    from stormline.telemetry.diagnosis import Diagnosis
     from stormline.wire.bundle import Bundle
     from stormline.wire.plan import Home
 else:
@@ -193,6 +195,20 @@ class AsyncTransport(AsyncBaseTransport):
             True where a connection stands. Raises nothing for a network or URL that does not allow it: False.
         """
         return await self.runtime().preconnector.open(url)
+
+    async def diagnose(
+        self,
+        url: str | None = None,
+        *,
+        trace: bool = True,
+        nat: bool = False,
+        plain_url: str | None = None,
+        plain_sha256: str = "",
+    ) -> "Diagnosis":
+        """Find out what is wrong with the network, or with the way to an origin; see `AsyncClient.diagnose`."""
+        return await self.runtime().diagnostics().diagnose(
+            url, trace=trace, nat=nat, plain_url=plain_url, plain_sha256=plain_sha256
+        )  # fmt: skip
 
     def forget(self) -> None:
         """Forget what was learned of networks and hosts, also what `Config.store` keeps of it.
@@ -365,6 +381,20 @@ class Transport(BaseTransport):
     def preconnect(self, url: str) -> bool:
         """Have a connection for the origin of `url`; see `AsyncTransport.preconnect`. Any thread may call it."""
         return BACKGROUND.run(self._inner.preconnect(url))
+
+    def diagnose(
+        self,
+        url: str | None = None,
+        *,
+        trace: bool = True,
+        nat: bool = False,
+        plain_url: str | None = None,
+        plain_sha256: str = "",
+    ) -> "Diagnosis":
+        """Find out what is wrong; see `AsyncClient.diagnose`. Any thread may call it."""
+        return BACKGROUND.run(
+            self._inner.diagnose(url, trace=trace, nat=nat, plain_url=plain_url, plain_sha256=plain_sha256)
+        )
 
     def forget(self) -> None:
         """Forget what was learned of networks and hosts; see `AsyncTransport.forget`. Any thread may call it."""

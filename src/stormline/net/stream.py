@@ -508,7 +508,12 @@ def bind_device(sock: socket.socket, device: str) -> None:
 
 
 async def open_tcp(
-    address: Address, *, mptcp: bool = False, tcp_info: bool = True, device: str | None = None
+    address: Address,
+    *,
+    mptcp: bool = False,
+    tcp_info: bool = True,
+    device: str | None = None,
+    segment_bytes: int | None = None,
 ) -> TcpStream:
     """Connect to one address; small writes are sent at once (TCP_NODELAY).
 
@@ -524,6 +529,7 @@ async def open_tcp(
         mptcp: ask for Multipath TCP (RFC 8684); it is TCP where this kernel, the path or the peer does not have it.
         tcp_info: see `TcpStream`.
         device: go out by the network interface of this name, whatever the system's routes prefer (Linux).
+        segment_bytes: the most that a segment may carry, either way (RFC 9293 section 3.7.1); None: as the link has it.
 
     Raises:
         OSError: no connection; `ConnectionRefusedError`, `TimeoutError` and so on by errno.
@@ -543,6 +549,8 @@ async def open_tcp(
     try:
         if device is not None:
             bind_device(sock, device)
+        if segment_bytes is not None and hasattr(socket, "TCP_MAXSEG"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_bytes)
         code = sock.connect_ex(target)
         if code in (errno.EINPROGRESS, errno.EINTR):
             waiter = loop.create_future()

@@ -199,6 +199,11 @@ class TlsStream:
             self._keep_session(self._sessions)
         return plain
 
+    def shown(self) -> tuple[str, str, bytes]:
+        """Give the version of TLS, the cipher, and the certificate that the peer showed, as DER; each may be empty."""
+        cipher = self._tls.cipher()
+        return self._tls.version() or "", cipher[0] if cipher else "", self._tls.getpeercert(binary_form=True) or b""
+
     def shun_session(self) -> None:
         """Take note that this connection brought nothing; where it was resumed, nothing more is resumed there."""
         if self.resumed and self._shunned_in is not None:

@@ -1,6 +1,7 @@
 """What a person can do about each verdict: all texts in one table, so that they can be translated.
 
-A key is a condition, or condition and kind of network (`dead_wifi/cell`), which is looked for first.
+A key is a condition, or condition and kind of network (`dead_wifi/cell`), which is looked for first. Those after
+`server_fault` are what only a diagnosis tells (`policy.diagnosis`).
 """
 
 from collections.abc import Mapping
@@ -25,6 +26,21 @@ HINTS: Final[Mapping[str, str]] = {
     "dead_wifi/wired": "The cable is connected, but nothing passes beyond the router. Restart the router, or ask the "
     "provider.",
     "server_fault": "The network works, this server does not. Try again later.",
+    "dns_hijack": "This network gives false addresses for names. Choose another DNS server, or use a VPN or cellular.",
+    "tls_interception": "Somebody on this network reads encrypted connections. Do not log in here; if it is your "
+    "company's network, have its certificate installed; else use another network.",
+    "injected_page": "This network changes pages that are not encrypted. Use https, or another network.",
+    "udp_blocked": "This network lets no UDP pass, so QUIC falls back to TCP. For more speed, allow UDP port 443 in "
+    "the firewall, or use another network.",
+    "udp_degraded": "This network carries UDP badly, so QUIC is slow here. TCP is used instead; switch to another "
+    "network for more speed.",
+    "ipv6_broken": "IPv6 does not work here, IPv4 does. Restart the router; if that does not help, switch IPv6 off in "
+    "it, or ask the provider.",
+    "clock_wrong": "The clock of this device is wrong. Set date and time, or switch automatic time on.",
+    "mtu_blackhole": "Large packets get lost on the way. Switch the VPN off, or set a smaller MTU (1280) in the "
+    "router.",
+    "proxy_fault": "The proxy does not do its work. Check the proxy in the system's settings, or switch it off.",
+    "unknown": "Nothing certain was found. Try again, or try on another network.",
 }
 """The table, in English."""
 

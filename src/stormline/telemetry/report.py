@@ -1,10 +1,15 @@
-"""A batch of call records on its way to the APM: MessagePack, one struct, versioned."""
+"""A batch of call records, and diagnoses, on its way to the APM: MessagePack, one struct, versioned."""
 
-from typing import Final, NamedTuple
+import contextlib
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from stormline.core.limits_diagnosis import REPORT_DIAGNOSES_MAX
+from stormline.telemetry.diagnosis import Diagnosis
 from stormline.telemetry.timeline import CallRecord
+
+T = TypeVar("T")
 
 MEDIA_TYPE: Final = "application/vnd.stormline.report+msgpack"
 BATCH_RECORDS_MAX: Final = 500
@@ -22,6 +27,7 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
         client: name and version of the sending library.
         dropped: records lost since the last batch because the queue was full.
         calls: the records.
+        diagnoses: what was found out about failures, `REPORT_DIAGNOSES_MAX` at most.
     """
 
     version: int = 1
@@ -29,6 +35,7 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
     client: str = ""
     dropped: int = 0
     calls: list[CallRecord] = []
+    diagnoses: list[Diagnosis] = []
 
 
 class Salvaged(NamedTuple):
@@ -46,12 +53,14 @@ class _Envelope(msgspec.Struct, kw_only=True):
     client: str = ""
     dropped: int = 0
     calls: list[msgspec.Raw] = []
+    diagnoses: list[msgspec.Raw] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Report)
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 _record_decoder = msgspec.msgpack.Decoder(CallRecord)
+_diagnosis_decoder = msgspec.msgpack.Decoder(Diagnosis)
 # A deep nest of arrays in an unknown field ends in RecursionError before it can hurt.
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -61,11 +70,13 @@ def encode(report: Report) -> bytes:
     return _encoder.encode(report)
 
 
-def _check(version: int, records: int) -> None:
-    if version != 1:
-        raise ValueError(f"report version {version} is not known")
-    if records > BATCH_RECORDS_MAX:
-        raise ValueError(f"report of {records} records, at most {BATCH_RECORDS_MAX}")
+def _check(report: Report | _Envelope) -> None:
+    if report.version != 1:
+        raise ValueError(f"report version {report.version} is not known")
+    if len(report.calls) > BATCH_RECORDS_MAX:
+        raise ValueError(f"report of {len(report.calls)} records, at most {BATCH_RECORDS_MAX}")
+    if len(report.diagnoses) > REPORT_DIAGNOSES_MAX:
+        raise ValueError(f"report of {len(report.diagnoses)} diagnoses, at most {REPORT_DIAGNOSES_MAX}")
 
 
 def _check_size(data: bytes) -> None:
@@ -84,7 +95,7 @@ def decode(data: bytes) -> Report:
         report = _decoder.decode(data)
     except _MALFORMED as error:
         raise ValueError(f"malformed report: {error}") from error
-    _check(report.version, len(report.calls))
+    _check(report)
     return report
 
 
@@ -99,7 +110,7 @@ def salvage(data: bytes) -> Salvaged:
         report = _decoder.decode(data)
     except _MALFORMED:
         return _salvage_each(data)
-    _check(report.version, len(report.calls))
+    _check(report)
     return Salvaged(report, 0)
 
 
@@ -108,18 +119,25 @@ def _salvage_each(data: bytes) -> Salvaged:
         envelope = _envelope_decoder.decode(data)
     except _MALFORMED as error:
         raise ValueError(f"malformed report: {error}") from error
-    _check(envelope.version, len(envelope.calls))
-    calls = []
-    for raw in envelope.calls:
-        try:
-            calls.append(_record_decoder.decode(raw))
-        except _MALFORMED:
-            continue
+    _check(envelope)
+    calls = _readable(envelope.calls, _record_decoder)
+    diagnoses = _readable(envelope.diagnoses, _diagnosis_decoder)
     report = Report(
         version=envelope.version,
         platform=envelope.platform,
         client=envelope.client,
         dropped=envelope.dropped,
         calls=calls,
+        diagnoses=diagnoses,
     )
-    return Salvaged(report, len(envelope.calls) - len(calls))
+    lost = len(envelope.calls) - len(calls) + len(envelope.diagnoses) - len(diagnoses)
+    return Salvaged(report, lost)
+
+
+def _readable(raws: list[msgspec.Raw], decoder: msgspec.msgpack.Decoder[T]) -> list[T]:
+    """Decode those that can be."""
+    found = []
+    for raw in raws:
+        with contextlib.suppress(*_MALFORMED):
+            found.append(decoder.decode(raw))
+    return found

@@ -31,7 +31,7 @@ KEY = Ed25519PrivateKey.generate()
 async def _serving(insert: Any, store_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
     clock = SystemClock()
     store = Store(path=store_path)
-    ingest = Ingest(insert, clock)
+    ingest = Ingest(insert, insert, clock)
     service = ApmService(
         store=store, ingest=ingest, token_keys={"k": KEY.public_key()}, admin_key=Secret("k" * 16), clock=clock
     )

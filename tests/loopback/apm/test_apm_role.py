@@ -15,8 +15,10 @@ import httpx2
 import msgspec
 import pytest
 
+from stormline.core.checks import CheckName, CheckState
 from stormline.net.clock import SystemClock
 from stormline.telemetry import report
+from stormline.telemetry.diagnosis import Check, Diagnosis
 from stormline.telemetry.timeline import AttemptRecord
 
 pytestmark = pytest.mark.loopback
@@ -93,6 +95,45 @@ def test_addresses_count_what_is_their_own_fault_and_for_how_many_devices(
         "192.0.2.4:443": {"tries": 8, "failures": 4, "devices": 4, "failing": 4},
     }
     assert api.get("/v1/addresses", app="another")["addresses"] == []
+
+
+def test_diagnoses_are_kept_with_their_checks_and_counted_by_verdict(api: Any, devices: Any, make_call: Any) -> None:
+    def made(verdict: str, at_s: float = 0.0) -> Diagnosis:
+        check = Check(
+            name=CheckName.TCP, state=CheckState.BAD, took_s=3.2, detail="silent", data={"address": "192.0.2.1"}
+        )
+        return Diagnosis(
+            url="https://ill.example/cart", host="ill.example", network="wifi", automatic=True,
+            started_at=SystemClock().wall() - at_s, took_s=4.5, verdict=verdict, confidence="high", hint="Wait.",
+            why="nothing comes back", checks=[check],
+        )  # fmt: skip
+
+    first = made("dead_wifi", 3.0)
+    answer = api.report(make_call("ill.example"), diagnoses=[first, made("tls_interception", 2.0)])
+    assert (answer.status_code, answer.json()) == (200, {"stored": 3, "dropped": 0})
+    assert api.report(diagnoses=[first]).json()["stored"] == 1  # sent again, kept once
+    assert api.report(diagnoses=[made("dead_wifi", 1.0)], token=devices.token("device-2")).status_code == 200
+    told = api.get("/v1/diagnoses", host="ill.example")
+    assert told["verdicts"] == [
+        {"verdict": "dead_wifi", "times": 2, "devices": 2}, {"verdict": "tls_interception", "times": 1, "devices": 1}
+    ]  # fmt: skip
+    latest = told["diagnoses"][0]
+    assert (latest["device"], latest["verdict"], latest["network"], latest["automatic"]) == (
+        "device-2", "dead_wifi", "wifi", True
+    )  # fmt: skip
+    assert latest["checks"][0]["data"] == {"address": "192.0.2.1"}
+    assert latest["took_ms"] == 4500
+    assert len(api.get("/v1/diagnoses", host="ill.example", verdict="tls_interception")["diagnoses"]) == 1
+    assert len(api.get("/v1/diagnoses", host="ill.example", limit=1)["diagnoses"]) == 1
+
+
+def test_diagnosis_that_is_no_good_is_left_out_and_the_rest_kept(api: Any, make_call: Any) -> None:
+    bad = Diagnosis(
+        url="", host="h" * 5000, started_at=0.0, took_s=0.0, verdict="ok", confidence="high", hint="", why=""
+    )
+    assert api.report(make_call("beside.example"), diagnoses=[bad]).json() == {"stored": 1, "dropped": 1}
+    odd = msgspec.msgpack.encode({"calls": [make_call("beside.example")], "diagnoses": [{"url": 7}, "x"]})
+    assert api.post(odd).json() == {"stored": 1, "dropped": 2}
 
 
 def test_series_counts_each_call_once(api: Any, make_call: Any) -> None:
