@@ -96,7 +96,8 @@ async def test_count_is_written_after_a_span_also_while_all_goes_well(origin, tm
     there = await origin()
     async with stormline.AsyncClient(config=config(tmp_path)) as client:
         await client.get(url_of(there))
-        await wait_until(lambda: records(tmp_path / "netlog", Summary))
+        folder = tmp_path / "netlog"  # made by a thread
+        await wait_until(lambda: folder.exists() and records(folder, Summary))
 
 
 async def test_lines_of_the_app_stand_between_its_calls_and_after_a_close(tmp_path):
