@@ -385,7 +385,8 @@ What a plan switches off is off, whoever says what: `disabled`, `clear: false`, 
 - `sample`: drawn for each call; the records of the others are not sent.
 - `urgency`: who goes first at the gate of a host. The first request to a host that dispatch was not asked of yet goes
   as usual.
-- `relay`, `relays`: kept; there is no relay yet.
+- `relay`: `false` keeps requests from going through a relay. `relays`: tried after the origin's own addresses and its
+  name, as often as the preset says; one whose keys cannot be read is passed over.
 - `disabled`: a means is not tried; an endpoint of a carrier is not used. `h2` also: origins are offered HTTP/1.1
   alone, unless the app gave an SSL context of its own or a proxy is in the way. `h1` also: HTTP/1.1 does not take the
   place of a stalled HTTP/2.

@@ -83,6 +83,23 @@ def test_requests_are_read_alike_however_they_are_cut(request, cuts, known):
     assert bhttp.decode_request(data) == request
 
 
+@given(requests, st.integers(0, 500), st.integers(0, 255), st.integers(0, 500))
+def test_a_request_here_whole_is_read_or_refused_as_one_that_comes_in_pieces(request, at, change, length):
+    data = bytearray(bhttp.encode_request(request))
+    data[at % len(data)] ^= change
+    data = bytes(data[: len(data) - length if length < len(data) else None])
+    found = []
+    for cut in ([data], [data[:1], data[1:]]):
+        decoder, events = bhttp.Decoder(head_bytes_max=300), []
+        try:
+            for number, piece in enumerate(cut):
+                events += decoder.feed(piece, last=number == len(cut) - 1)
+        except errors.RemoteProtocolError:
+            events = None
+        found.append(events and joined(events))
+    assert found[0] == found[1]
+
+
 @given(st.one_of(st.binary(max_size=200), st.tuples(responses, st.integers(0, 500), st.integers(0, 255))))
 def test_any_bytes_are_read_or_refused_with_one_error(given_):
     if isinstance(given_, bytes):

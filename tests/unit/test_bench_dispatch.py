@@ -3,7 +3,7 @@
 import msgspec
 
 from stormline.bench import loading
-from stormline.bench.dispatch import _Asked
+from stormline.bench.served import Asked
 from stormline.dispatch import rules
 
 
@@ -15,7 +15,7 @@ def test_large_rule_set_is_one_that_a_centre_takes() -> None:
 
 
 def test_questions_are_sent_each_with_its_own_length() -> None:
-    asked = _Asked("/v1/plan", (b"{}", msgspec.json.encode({"app": "shop"})), "application/json")
+    asked = Asked("/v1/plan", (b"{}", msgspec.json.encode({"app": "shop"})), "application/json")
     for request, body in zip(asked.requests(), asked.bodies, strict=True):
         head, _, rest = request.partition(b"\r\n\r\n")
         assert head.startswith(b"POST /v1/plan HTTP/1.1\r\n")

@@ -13,7 +13,7 @@ from stormline.policy.verdict import Condition, Confidence
 
 
 @pytest.mark.parametrize(
-    "words", [["lab"], ["lab", "run", "--profile", "wifi"], ["lab", "validate"], ["lab", "starts"]]
+    "words", [["lab"], ["lab", "run", "--profile", "wifi"], ["lab", "validate"], ["lab", "starts"], ["lab", "relay"]]
 )
 def test_lab_without_root_says_so_in_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -102,3 +102,8 @@ def test_verdicts_are_kept_with_figures_matrix_and_runs(tmp_path: Path, monkeypa
     }
     assert kept["matrix"] == {"wifi": {"ok": 1, "dead_wifi": 1, "dead_wifi?": 1}}
     assert [run["seed"] for run in kept["runs"]] == [1, 2, 3]
+
+
+def test_lab_relay_has_two_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["lab", "relay", "--part", "pigeon"]) == 1
+    assert "incident, ablation" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import pytest
 from stormline.core import limits
 from stormline.core.values import Address
 from stormline.policy.means import Means, Outcome, Step, plan
+from stormline.policy.presets import KEY
 
 ORIGINS = tuple(Step(Means.IP_DIRECT, (Address(f"192.0.2.{n}", 443),)) for n in range(1, 4))
 CERTAIN = Outcome(maybe_delivered=False)
@@ -148,3 +149,38 @@ class TestStale:
         assert [(step.means, step.fresh) for step in steps if step] == [
             (Means.LONG, False), (Means.LONG, True), (Means.DIRECT, False), (Means.DIRECT, True),
         ]  # fmt: skip
+
+
+class TestRelayBeside:
+    RELAYS = tuple(Step(Means.RELAY, (Address(f"198.51.100.{n}", 80),)) for n in (1, 2))
+
+    def test_a_relay_may_be_taken_ahead_of_its_turn_and_then_not_again(self):
+        made = ladder(origins=ORIGINS[:1], relays=self.RELAYS)
+        assert made.next().means is Means.LONG
+        assert made.ends_with(Means.RELAY)
+        assert made.beside(Means.RELAY) == self.RELAYS[0]
+        assert not made.ends_with(Means.RELAY)
+        assert made.beside(Means.RELAY) is None
+        assert [step.means for step in (made.next(CERTAIN), made.next(CERTAIN))] == [Means.IP_DIRECT, Means.DIRECT]
+        assert made.tries == limits.ATTEMPTS_MAX
+        assert made.next(CERTAIN) is None
+
+    def test_the_step_that_failed_is_still_the_one_that_is_judged(self):
+        made = ladder(long=False, origins=ORIGINS[:1], relays=self.RELAYS)
+        first = made.next()
+        made.beside(Means.RELAY)
+        again = made.next(Outcome(maybe_delivered=False, reused=True))
+        assert (again.means, again.fresh, again.addresses) == (first.means, True, first.addresses)
+
+    def test_a_write_has_none_beside(self):
+        made = ladder("POST", relays=self.RELAYS)
+        made.next()
+        assert made.beside(Means.RELAY) is None
+        assert made.ends_with(Means.RELAY)
+
+    def test_what_may_not_be_taken_is_left_out_before_a_relay(self):
+        made = ladder("POST", long=False, origins=ORIGINS[:1], relays=self.RELAYS, preset=KEY)
+        made.next()
+        assert made.skip_to(Means.RELAY) == self.RELAYS[0]
+        assert [made.next(CERTAIN), made.next(CERTAIN)] == [self.RELAYS[1], None]
+        assert ladder().skip_to(Means.RELAY) is None

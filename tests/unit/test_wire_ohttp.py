@@ -1,5 +1,6 @@
 """Oblivious HTTP byte for byte as RFC 9458 and its chunked form have it in their appendices; and what is refused."""
 
+import dataclasses
 import json
 
 import pytest
@@ -124,7 +125,7 @@ def test_an_error_anywhere_in_a_list_of_keys_refuses_all_of_it(data):
 
 @pytest.mark.parametrize("suite", BOTH)
 def test_either_suite_seals_and_opens(suite):
-    key = Example.key._replace(suites=(suite,))
+    key = dataclasses.replace(Example.key, suites=(suite,))
     sealed, opens = ohttp.seal_request(key.config, CONTENT, entropy=bytes(range(32)))
     content, seals = ohttp.open_request(keys(key), sealed)
     assert content == CONTENT

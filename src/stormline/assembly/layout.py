@@ -5,6 +5,7 @@ STATE/                0700
 ├── stormline.toml    settings, where the operator wrote any
 ├── keys.json         0600, keys of the HTTP APIs; made at first start and kept
 ├── pki/              certificate authority, certificates and signing keys; made at first start and kept
+├── relay-keys.json   public keys of the relay's gateway, of now and of the past
 ├── rules.json        what the settings say that dispatch answers; its version grows with each change
 ├── rules-held.json   0600, the rules dispatch served last, for when the engine is away
 ├── nats/             the embedded engine's store
@@ -66,8 +67,13 @@ class Layout(NamedTuple):
 
     @property
     def relay_key(self) -> Path:
-        """Private key of the relay's gateway."""
+        """Private keys of the relay's gateway."""
         return self.pki / "relay-key"
+
+    @property
+    def relay_keys(self) -> Path:
+        """Its public keys, of now and of the past."""
+        return self.state / "relay-keys.json"
 
     @property
     def ca(self) -> Path:

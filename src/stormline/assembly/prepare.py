@@ -13,13 +13,14 @@ from stormline.console.access import link
 from stormline.core import errors, ids
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address, Secret
+from stormline.dispatch import relay_keys as rules_relay_keys
 from stormline.dispatch import rules as dispatch_rules
 from stormline.engine.nats import EngineConfig, connect
 from stormline.engine.server import RunningServer
 from stormline.relay import keys as relay_keys
 from stormline.settings.model import Nats, Settings
 from stormline.wire import bundle as wire_bundle
-from stormline.wire import jws, ohttp
+from stormline.wire import jws
 from stormline.wire.plan import SEALED, Carrier, Endpoint, HostPlan, Policy
 
 ENGINE_HOST: Final = "127.0.0.1"
@@ -65,7 +66,7 @@ def prepare(
     plan_key = authority.ensure_signing_key(place.plan_key, "plan")
     token_key = authority.ensure_signing_key(place.token_key, "token")
     api_keys = keys.ensure_keys(place, rng=rng)
-    relay = _relay(settings, place) if "relay" in running else None
+    relay = _relay(settings, place, clock.wall()) if "relay" in running else None
     _keep_rules(_rules(settings, running, relay), place)
     resolved = layout.Resolved(
         settings=settings,
@@ -152,17 +153,31 @@ def _settle_ports(settings: Settings, running: Iterable[Role], *, rng: Rng) -> S
     return msgspec.structs.replace(settings, ports=msgspec.structs.replace(settings.ports, **chosen))
 
 
-def _relay(settings: Settings, place: layout.Layout) -> Endpoint:
+def _relay(settings: Settings, place: layout.Layout, wall: float) -> Endpoint:
     """Give the relay as clients are told of it; its key is made at the first start and kept."""
-    path = place.relay_key
-    key = relay_keys.read_key(path) if path.exists() else relay_keys.write_key(path, 1)
+    if not place.relay_key.exists():
+        relay_keys.write_key(place.relay_key, 1)
     return Endpoint(
         host=settings.advertised,
         port=settings.ports.relay,
         carrier=SEALED,
         unit=settings.unit,
-        keys=jws.b64url(ohttp.encode_keys([key.config])),
+        keys=publish_relay_keys(place, wall),
     )
+
+
+def publish_relay_keys(place: layout.Layout, wall: float) -> str:
+    """Write down which keys the relay has now, so that rules name these; gives them as rules have them.
+
+    Raises:
+        ConfigError: a file is damaged.
+        PlatformError: it cannot be written.
+    """
+    listed = jws.b64url(relay_keys.read_keys((place.relay_key,), wall).listed)
+    told = rules_relay_keys.read(place.relay_keys)
+    if told.listed != listed:
+        layout.write(place.relay_keys, told.then(listed))
+    return listed
 
 
 def _rules(settings: Settings, running: Mapping[str, Role], relay: Endpoint | None) -> dispatch_rules.RuleSet:

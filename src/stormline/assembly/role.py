@@ -76,6 +76,7 @@ async def _dispatch(context: Context) -> None:
     from stormline.dispatch.doh import DohConfig
     from stormline.dispatch.editor import Editor
     from stormline.dispatch.probing import HealthConfig
+    from stormline.dispatch.relay_keys import Keeper
     from stormline.dispatch.zone import Resolver
     from stormline.engine.port import Engine
     from stormline.settings.load import dns_servers
@@ -115,8 +116,9 @@ async def _dispatch(context: Context) -> None:
         connect=connect if settings.nats.url else None,
     )
     beside = Beside(book, config.health, context.rng)
-    editor = Editor(book, unit=settings.unit, clock=context.clock, ill=beside.ill)
-    async with book.following():
+    keeper = Keeper(place.relay_keys, book)
+    editor = Editor(book, unit=settings.unit, clock=context.clock, ill=beside.ill, renew=keeper.renew)
+    async with book.following(), keeper.keeping(editor):
         await service.run(
             config,
             clock=context.clock,

@@ -129,7 +129,7 @@ def _stage() -> Iterator[Stage]:
         )
         try:
             ports = process.stdout.readline().split() if process.stdout is not None else []
-            if len(ports) != 2:
+            if len(ports) != 3:
                 raise errors.PlatformError("bench: the origin did not start; what it said stands above")
             yield Stage(
                 f"http://127.0.0.1:{ports[0]}/items", f"https://127.0.0.1:{ports[1]}/items", authority.certificate

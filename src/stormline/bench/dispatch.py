@@ -7,36 +7,24 @@ least that this server can answer at all. Plans are asked for by ever other devi
 no two questions in a row are the same bytes; the answers have been signed before.
 """
 
-import contextlib
-import itertools
 import math
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from stormline.bench import centre, loading, push
-from stormline.bench.client import median_pair
 from stormline.bench.onecore import one_core
 from stormline.bench.results import Row, row
+from stormline.bench.served import Asked, served
 from stormline.core import errors
 from stormline.dispatch import rules
 from stormline.wire import dns, dns_server
 from stormline.wire.plan import PlanRequest
 
-ROUNDS: Final = 45
-"""Turns of each; odd, so that one is the median. Many short ones: the machine is more alike in neighbouring ones."""
-REQUESTS: Final = 320
-"""Requests of one turn."""
-WARM_UP: Final = 544
-"""Requests before the first turn, uncounted: each question once."""
-IN_FLIGHT: Final = 16
-"""Connections, each with one request: the server finds the next when it has answered one."""
 GOAL_PLAN_US: Final = 60.0
 """A plan for ten hosts that has been signed before."""
 GOAL_PLAN_RATIO: Final = 1.5
@@ -53,95 +41,6 @@ DEVICES: Final = 500
 """Devices that ask in turn: some for each of the groups among which equal endpoints are shared out."""
 _BARE: Final = "bare JSON answer of the same server"
 _QUERY_BLOCK_BYTES: Final = 128
-_TIMEOUT_S: Final = 30.0
-
-
-class _Asked(NamedTuple):
-    """One kind of request."""
-
-    path: str
-    bodies: tuple[bytes, ...]
-    media: str
-
-    def requests(self) -> list[bytes]:
-        head = f"POST {self.path} HTTP/1.1\r\nhost: centre\r\naccept: {self.media}\r\ncontent-type: {self.media}\r\n"
-        return [f"{head}content-length: {len(body)}\r\n\r\n".encode() + body for body in self.bodies]
-
-
-class Centre:
-    """The centre in its process, and connections to it."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
-        where = ("127.0.0.1", self._number())
-        self._sockets = [socket.create_connection(where, timeout=_TIMEOUT_S) for _ in range(IN_FLIGHT)]
-
-    def _number(self) -> int:
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        if not line:
-            raise errors.PlatformError("bench: the centre failed; what it said stands above")
-        return int(line)
-
-    def _used_us(self) -> int:
-        if self._process.stdin is not None:
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-        return self._number()
-
-    def turn(self, asked: _Asked, requests: int = REQUESTS) -> float:
-        """Send requests; gives the CPU time of each, in microseconds.
-
-        Raises:
-            PlatformError: one was answered with an error.
-        """
-        each = itertools.cycle(asked.requests())
-        before = self._used_us()
-        rounds = requests // IN_FLIGHT
-        for sock in self._sockets:
-            sock.sendall(next(each))
-        for number in range(rounds):
-            for sock in self._sockets:
-                self._read(sock, asked.path)
-                if number < rounds - 1:
-                    sock.sendall(next(each))
-        return (self._used_us() - before) / (rounds * IN_FLIGHT)
-
-    def _read(self, sock: socket.socket, path: str) -> None:
-        data = b""
-        while b"\r\n\r\n" not in data:
-            data += self._more(sock, path)
-        head, _, body = data.partition(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200 "):
-            raise errors.PlatformError(f"bench: {path} answered {head[:40]!r}")
-        missing = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]) - len(body)
-        while missing > 0:
-            missing -= len(self._more(sock, path))
-
-    def _more(self, sock: socket.socket, path: str) -> bytes:
-        data = sock.recv(65536)
-        if not data:
-            raise errors.PlatformError(f"bench: the centre ended the connection at {path}")
-        return data
-
-    def close(self) -> None:
-        """Close the connections."""
-        for sock in self._sockets:
-            sock.close()
-
-
-@contextlib.contextmanager
-def _running() -> Iterator[Centre]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stormline.bench.centre"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        made = Centre(process)
-        try:
-            yield made
-        finally:
-            made.close()
-    finally:
-        process.communicate()
 
 
 def run() -> list[Row]:
@@ -156,12 +55,12 @@ def run() -> list[Row]:
         )
         for number in range(DEVICES)
     )
-    plan = _Asked("/v1/plan", questions, "application/json")
-    bare = _Asked("/bare", questions, "application/json")
-    doh = _Asked("/dns-query", (query,), "application/dns-message")
-    with one_core(), _running() as running:
-        plan_us, bare_us = _pair(running, plan, bare)
-        doh_us, bare_doh_us = _pair(running, doh, bare)
+    plan = Asked("/v1/plan", questions, "application/json")
+    bare = Asked("/bare", questions, "application/json")
+    doh = Asked("/dns-query", (query,), "application/dns-message")
+    with one_core(), served(centre.__name__) as running:
+        plan_us, bare_us = running.pair(plan, bare)
+        doh_us, bare_doh_us = running.pair(doh, bare)
     return [
         row("plan_us", plan_us, "us", goal=GOAL_PLAN_US, peer=_BARE, peer_value=bare_us),
         row("plan_ratio", plan_us / bare_us, "x", goal=GOAL_PLAN_RATIO, peer=_BARE, peer_value=1.0),
@@ -169,16 +68,6 @@ def run() -> list[Row]:
         *_loading(),
         _pushing(),
     ]
-
-
-def _pair(running: Centre, ours: _Asked, bare: _Asked) -> tuple[float, float]:
-    for each in (ours, bare):
-        running.turn(each, WARM_UP)
-    figures: dict[str, list[float]] = {ours.path: [], bare.path: []}
-    for index in range(ROUNDS):
-        for each in (ours, bare) if index % 2 == 0 else (bare, ours):
-            figures[each.path].append(running.turn(each))
-    return median_pair(figures[ours.path], figures[bare.path])
 
 
 def _loading() -> list[Row]:

@@ -1,7 +1,8 @@
 """The origin that client benches ask: the smallest servers that keep connections, in a process of their own.
 
-`python -m stormline.bench.origin CERTIFICATE KEY` prints the ports of its HTTP/1.1 (plain) and HTTP/2 (TLS) servers and
-serves until its standard input ends. It answers every request with the same 27 bytes; what it is asked it never reads.
+`python -m stormline.bench.origin CERTIFICATE KEY` prints the ports of its servers of HTTP/1.1 without TLS, HTTP/2 and
+HTTP/1.1 with it, and serves until its standard input ends. It answers every request with the same 27 bytes; what it is
+asked it never reads.
 """
 
 import asyncio
@@ -72,14 +73,19 @@ def _frame(kind: int, flags: int, stream: bytes, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream + payload
 
 
-async def _serve(certificate: str, key: str) -> None:
+def _context(certificate: str, key: str, alpn: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([alpn])
+    return context
+
+
+async def _serve(certificate: str, key: str) -> None:
     loop = asyncio.get_running_loop()
     servers = [
         await loop.create_server(_Origin1, "127.0.0.1", 0),
-        await loop.create_server(_Origin2, "127.0.0.1", 0, ssl=context),
+        await loop.create_server(_Origin2, "127.0.0.1", 0, ssl=_context(certificate, key, "h2")),
+        await loop.create_server(_Origin1, "127.0.0.1", 0, ssl=_context(certificate, key, "http/1.1")),
     ]
     sys.stdout.write(" ".join(str(server.sockets[0].getsockname()[1]) for server in servers) + "\n")
     sys.stdout.flush()

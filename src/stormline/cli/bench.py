@@ -19,15 +19,24 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _benches() -> dict[str, Callable[[], "list[Row]"]]:
-    from stormline.bench import client, dispatch, netlog
+    from stormline.bench import client, dispatch, netlog, relay
     from stormline.cli import levels
 
-    return {"client": client.run, "dispatch": dispatch.run, "levels": levels.run, "netlog": netlog.run}
+    return {
+        "client": client.run,
+        "dispatch": dispatch.run,
+        "levels": levels.run,
+        "netlog": netlog.run,
+        "relay": relay.run,
+    }
 
 
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="client, dispatch, levels or netlog; 'all' runs every one there is.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="client, dispatch, levels, netlog or relay; 'all' runs every one there is."
+        ),
     ] = "all",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for NAME.json.")] = Path("bench/results"),
     json: output.JsonFlag = False,

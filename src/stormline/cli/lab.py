@@ -2,14 +2,13 @@
 
 import contextlib
 import datetime
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stormline.cli import output
+from stormline.cli import lab_relay, output
 from stormline.core import errors
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ def verdicts_(
     if unknown:
         raise errors.ConfigError(f"--case {unknown[0]}: there are {', '.join(known)}")
     cases = [known[name] for name in case] if case else list(known.values())
-    with _ended_cleanly(), tempfile.TemporaryDirectory() as folder:
+    with output.ended_cleanly(), tempfile.TemporaryDirectory() as folder:
         found = verdicts.run_all(
             cases,
             seed or [1],
@@ -265,7 +264,7 @@ def starts_(
     seeds = seed or [1]
     starts.journey(seeds[0], restarts)
     require_lab()
-    with _ended_cleanly(), tempfile.TemporaryDirectory() as folder:
+    with output.ended_cleanly(), tempfile.TemporaryDirectory() as folder:
         found = starts.run_all(
             seeds,
             folder=Path(folder),
@@ -283,6 +282,9 @@ def starts_(
             print(f"{each.name}: {each.ours:g} {each.unit}, {each.peer} {each.peer_value:g} (goal {each.goal:g})")
     if not all(each.ok for each in rows[:2]):
         raise typer.Exit(1)
+
+
+group.command("relay")(lab_relay.relay)
 
 
 @group.command("report")
@@ -328,7 +330,7 @@ def _run(
     jobs = jobs or run.usual_jobs()
     kept = {result.key() for result in results.read(out)} if out is not None and out.exists() else set()
 
-    with _ended_cleanly(), _watching([key for key in keys if key not in kept], jobs) as watch:
+    with output.ended_cleanly(), _watching([key for key in keys if key not in kept], jobs) as watch:
 
         def progress(event: "Progress") -> None:
             watch(event)
@@ -336,20 +338,6 @@ def _run(
                 on_result(event.result)
 
         return run.run_all(keys, jobs=jobs, out=out, environ=output.environ(), on_progress=progress)
-
-
-@contextlib.contextmanager
-def _ended_cleanly() -> "Iterator[None]":
-    """Take the networks down on SIGTERM too, as on Ctrl-C."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
 """What every command shares: its options, how it prints, how it finds the running platform."""
 
+import contextlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -64,3 +68,17 @@ def nobody_reads() -> None:
 def environ() -> dict[str, str]:
     """Give the process environment; the rooms below take it as an argument."""
     return dict(os.environ)
+
+
+@contextlib.contextmanager
+def ended_cleanly() -> "Iterator[None]":
+    """Take the networks down on SIGTERM too, as on Ctrl-C."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

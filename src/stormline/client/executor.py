@@ -216,6 +216,8 @@ class Executor:
             lane = Lane(run, step, self._looks, quiet=False)
             if self._paths.watching:
                 self._paths.watch(lane)
+            if self.relaying is not None:
+                self.relaying.watch(lane, self._open_beside)
             try:
                 reply = await run.first(self._try(lane))
             except Failed as failed:
@@ -264,11 +266,15 @@ class Executor:
                 final=recourse.is_final(error),
             )
         )
-        if step is None or failed.reused or failed.untouched or renew or not step.repeats:
+        nobody_has_it = not error.maybe_delivered  # through a relay it is no repetition then
+        relayed = nobody_has_it and step is not None and step.means is means.Means.RELAY
+        if step is None or failed.reused or failed.untouched or renew or relayed or not step.repeats:
             return step
         said_no = isinstance(error, errors.ConnectError | errors.ResolveError | errors.TlsError)
         pause_s = self._pause_s(run) if said_no and not step.backup else 0.0  # other addresses have said nothing
-        return step if await self._granted(run, pause_s, heard=failed.heard) else None
+        if await self._granted(run, pause_s, heard=failed.heard):
+            return step
+        return run.ladder.skip_to(means.Means.RELAY) if nobody_has_it else None
 
     async def _after_answer(self, run: Run, pause_s: float) -> Step | None:
         """Give the step after an answer that says "try again", None where it stands."""
@@ -444,13 +450,16 @@ class Executor:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _open_beside(self, lane: Lane, *, hedge: bool = False, unproven: bool = False) -> None:
+    def _open_beside(
+        self, lane: Lane, *, hedge: bool = False, unproven: bool = False, by: "means.Means | None" = None
+    ) -> None:
         """Take another step beside a silent or (`hedge`) late lane, where request, host, budget and deadline allow.
 
         Args:
             lane: the silent one.
             hedge: it is only late.
             unproven: an answer over the other is to show that its connection does not give any.
+            by: the means of that step, for a request that nobody has; None: the next one.
         """
         run = lane.run
         if not hedge:
@@ -460,11 +469,10 @@ class Executor:
         if run.gate is not None and not run.gate.may_beside:
             run.trace.note(f"{run.gate.host} has too much to do for another attempt beside")
             return
-        verdict = self._steering.may_retry(run.request.host, heard=lane.heard())
-        if not verdict.allowed:
+        if by is None and not (verdict := self._steering.may_retry(run.request.host, heard=lane.heard())).allowed:
             run.trace.note(verdict.why)
             return
-        step = run.ladder.beside()
+        step = run.ladder.beside(by)
         if step is None or step.means is Means.LONG:
             return
         other = Lane(run, step, self._looks, quiet=True, path=lane.path)

@@ -3,11 +3,12 @@
 Loaded with a platform alone: its plans name the relays and their keys, signed.
 """
 
+import asyncio
 import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from stormline.client.lanes import Failed, Lane, Reply, Run
 from stormline.client.sealed import RelayPlace, Sealer, UnknownRelayKey
@@ -15,13 +16,21 @@ from stormline.core import errors, limits, limits_relay
 from stormline.core.clock import Clock, Rng
 from stormline.core.phase import Phase
 from stormline.core.values import Address
-from stormline.policy.means import Means, Step
+from stormline.outbound.messages import HttpResponse
+from stormline.policy.means import HEDGE, Means, Step
 from stormline.wire import jws, ohttp
-from stormline.wire.plan import SEALED, Endpoint
+from stormline.wire.plan import SEALED, Endpoint, Plan
 
 _log = logging.getLogger("stormline.client")
 CARRIER: Final = SEALED
 """What the records say an answer came by."""
+
+
+class Beside(Protocol):
+    """Opens another lane beside one; see `executor`."""
+
+    def __call__(self, lane: Lane, *, hedge: bool, by: Means) -> None:
+        """Open it, where request, host, budget and deadline allow."""
 
 
 class Relaying:
@@ -30,16 +39,48 @@ class Relaying:
     Args:
         clock: for requests that change something.
         rng: seals.
-        ask_keys: called where a relay has other keys than the plan says: a newer plan is wanted.
+        plan: gives the plan that is held.
+        ask_keys: called where a relay has other keys than the plan says: a newer one is wanted. What it gives is done
+            once that was asked for, whatever came of it.
     """
 
-    def __init__(self, *, clock: Clock, rng: Rng, ask_keys: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        rng: Rng,
+        plan: Callable[[], Plan | None],
+        ask_keys: Callable[[], "asyncio.Future[None]"],
+    ) -> None:
         self._sealer = Sealer(clock=clock, rng=rng)
+        self._plan = plan
         self._ask_keys = ask_keys
 
     def steps(self, run: Run) -> tuple[Step, ...]:
         """Give a step for each relay that dispatch names for a request, best first."""
         return tuple(Step(Means.RELAY, (place.address,)) for place in _places(run))
+
+    def watch(self, lane: Lane, beside: Beside) -> None:
+        """Ask through a relay beside a lane that has not come to a connection for a while.
+
+        An address that swallows everything is knocked at for as long as a connection may take, and of those attempts a
+        few are all the time a user has.
+
+        Args:
+            lane: one that begins.
+            beside: opens another lane beside it.
+        """
+        ladder = lane.run.ladder
+        if lane.step.means is not Means.RELAY and ladder.repeatable and ladder.ends_with(Means.RELAY):
+            lane.timer = lane.run.loop.call_later(limits_relay.RELAY_BESIDE_S, self._beside, lane, beside)
+
+    def _beside(self, lane: Lane, beside: Beside) -> None:
+        run = lane.run
+        if lane.held is not None or run.over or run.body.spent or not run.has_room():
+            return
+        if HEDGE not in run.off and lane.path.steering.spares(run):
+            lane.note("no connection yet")
+            beside(lane, hedge=True, by=Means.RELAY)
 
     async def ask(self, lane: Lane) -> Reply:
         """Take one step: send the request of a lane through the relay of its step.
@@ -49,28 +90,20 @@ class Relaying:
         """
         run = lane.run
         place = next(each for each in _places(run) if each.address == lane.step.addresses[0])
-        request = run.request
-        if run.body.whole is None:
-            request = request._replace(body=run.body.chunks())
         try:
-            response = await self._sealer.request(
-                request,
-                place,
-                lane.path.pool,
-                deadline_s=run.remaining(),
-                body_deadline_s=limits.CALL_DEADLINE_MAX_S,
-                connect_timeout_s=run.limits.connect_timeout_s,
-                read_timeout_s=run.limits.read_timeout_s if run.limits.read_timeout_s is not None else math.inf,
-                newer_than=lane.newer_than,
-                follower=lane,
-            )
-        except UnknownRelayKey as error:
-            self._ask_keys()
-            raise Failed(error, reused=False) from error
+            try:
+                response = await self._send(lane, place)
+            except UnknownRelayKey as error:
+                newer = await self._with_newer_key(run, place)
+                if newer is None:
+                    raise
+                run.trace.note(f"{error}; sealed anew for the key of a newer plan")
+                response = await self._send(lane, newer)
         except errors.TransportError as error:
-            sent = error.phase.reached(Phase.SEND)
+            sent = error.phase.reached(Phase.SEND) and not isinstance(error, UnknownRelayKey)
             reused = not lane.dialled and sent and isinstance(error, errors.ReadError | errors.WriteError)
             raise Failed(error, reused=reused) from error
+        run.trace.record.means = Means.RELAY  # it may have run beside another
         # What the connection to a relay is like says nothing of the origin: nobody learns from it.
         return Reply(
             status=response.status,
@@ -82,6 +115,40 @@ class Relaying:
             carrier=CARRIER,
             reused=response.reused,
         )
+
+    async def _send(self, lane: Lane, place: RelayPlace) -> HttpResponse:
+        run = lane.run
+        request = run.request
+        if run.body.whole is None:
+            request = request._replace(body=run.body.chunks())
+        return await self._sealer.request(
+            request,
+            place,
+            lane.path.pool,
+            deadline_s=run.remaining(),
+            body_deadline_s=limits.CALL_DEADLINE_MAX_S,
+            connect_timeout_s=run.limits.connect_timeout_s,
+            read_timeout_s=run.limits.read_timeout_s if run.limits.read_timeout_s is not None else math.inf,
+            newer_than=lane.newer_than,
+            follower=lane,
+        )
+
+    async def _with_newer_key(self, run: Run, place: RelayPlace) -> RelayPlace | None:
+        """Ask for a newer plan, and give the relay as it names it; None where it knows no other key, or too late.
+
+        Nobody has the request; one whose body was read from a stream cannot be sealed again all the same.
+        """
+        asked = self._ask_keys()
+        if run.body.spent:
+            return None
+        await asyncio.wait({asked}, timeout=min(run.remaining(), limits.PLAN_WAIT_S))
+        held = self._plan()
+        named = held.hosts.get(run.request.host) if held is not None else None
+        if named is None:
+            return None
+        policies = (named.policy, *(each.policy for each in named.paths))
+        found = (_read(relay) for policy in policies if policy is not None for relay in policy.relays)
+        return next((each for each in found if each and each.address == place.address and each.key != place.key), None)
 
 
 def _places(run: Run) -> list[RelayPlace]:

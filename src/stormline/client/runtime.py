@@ -490,7 +490,8 @@ class Runtime:
             return None
         from stormline.client.relaying import Relaying
 
-        return Relaying(clock=self.clock, rng=self.rng, ask_keys=self.scheduling.ask_soon)
+        scheduling = self.scheduling
+        return Relaying(clock=self.clock, rng=self.rng, plan=lambda: scheduling.plan, ask_keys=scheduling.ask_soon)
 
     def _report_endpoint(self) -> "Endpoint | None":
         plan = self.scheduling.plan if self.scheduling is not None else None

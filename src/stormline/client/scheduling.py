@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -84,6 +85,7 @@ class Scheduling:
         self._asking: asyncio.Task[None] | None = None
         self._asking_next: asyncio.Task[None] | None = None
         self._notice_timer: asyncio.TimerHandle | None = None
+        self._noticed: asyncio.Future[None]
         self._notice_at = 0.0
         self._residence = Residence(bundle.app, clock, store)
         self._hold_token(config.token.reveal() if config.token is not None else bundle.token)
@@ -201,18 +203,25 @@ class Scheduling:
             return
         self.ask_soon()
 
-    def ask_soon(self) -> None:
-        """Something newer than the plan held is wanted: ask, within the bounds of `notice`."""
+    def ask_soon(self) -> "asyncio.Future[None]":
+        """Something newer than the plan held is wanted: ask, within the bounds of `notice`.
+
+        Returns:
+            What is done once that question was answered, or has failed; whoever waits for it bounds that.
+        """
         self._acceptance.make_due()
+        loop = asyncio.get_running_loop()
         if self._notice_timer is None:
             now = self._clock.monotonic()
             at = max(now, self._notice_at, self._not_before)
             self._notice_at = at + limits_network.NOTICE_PAUSE_S
-            self._notice_timer = asyncio.get_running_loop().call_later(at - now, self._ask_noticed)
+            self._notice_timer = loop.call_later(at - now, self._ask_noticed)
+            self._noticed = loop.create_future()
+        return self._noticed
 
     def _ask_noticed(self) -> None:
         self._notice_timer = None
-        self._start(again=True)
+        self._start(again=True).add_done_callback(functools.partial(_done, self._noticed))
 
     def network_changed(self) -> None:
         """What failed on another network may work on this one."""
@@ -401,3 +410,8 @@ def _refusal(answer: fetch.Answer) -> str:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return f"HTTP {answer.status}"
     return f"HTTP {answer.status}, {refusal.code[:40]}: {refusal.message[: limits.REASON_CHARS_MAX]}"
+
+
+def _done(waited: "asyncio.Future[None]", _: "asyncio.Task[None]") -> None:
+    if not waited.done():
+        waited.set_result(None)

@@ -5,6 +5,8 @@ The rest of the product's bounds is in `limits`.
 
 from typing import Final
 
+from stormline.core import limits, limits_platform
+
 # -- messages ---------------------------------------------------------------------------------------------------------
 RELAY_HEAD_BYTES_MAX: Final = 64 * 1024
 """Control data and one section of fields of a message in binary form: as much as a head of HTTP/1.1 may have
@@ -21,6 +23,15 @@ RELAY_KEYS_BYTES_MAX: Final = 4 * 1024
 """A list of key configurations: one of ours has 45 bytes, one with a post-quantum key some 1.3 KB."""
 RELAY_KEYS_MAX: Final = 16
 """Key configurations in a list: those in use, and those before and after them while they change."""
+
+RELAY_KEYS_LOOK_S: Final = 1.0
+"""Between two looks at the files of the gateway's keys: a rotation waits for it twice, and a small read costs 50 us."""
+RELAY_FORMER_KEYS_MAX: Final = 64
+"""Keys of a gateway's past that rules are still mended from: rotated every month, those of five years."""
+RELAY_ROTATE_WAIT_S: Final = 15.0
+"""For the relay to take a new key up, and again for the rules to name it: some looks, and a centre with many hosts."""
+RELAY_KEY_OVERLAP_S: Final = limits.PLAN_LIFE_S + limits_platform.PLAN_REFRESH_S + limits.CLOCK_SKEW_S
+"""How long a key is still opened with that no rule names any more: no plan that does is used for longer."""
 
 # -- the service ------------------------------------------------------------------------------------------------------
 RELAY_ORIGINS_MAX: Final = 4096
@@ -60,5 +71,8 @@ RELAY_REPLAYS_MAX: Final = 200_000
 never forgotten."""
 
 # -- the client -------------------------------------------------------------------------------------------------------
+RELAY_BESIDE_S: Final = 2.0
+"""A read that has come to no connection for so long is asked through a relay too: TCP and TLS take three round trips, a
+second and a half on EDGE, and what is lost of them on the way is sent again after one second."""
 RELAY_PLACES_MAX: Final = 256
 """Relays whose keys a client has read; a plan names a handful for all its hosts."""

@@ -70,6 +70,7 @@ class Editor:
         clock: for the log.
         ill: tries the endpoints of what is about to be published; None: they are not tried.
         guard: when a roll-out is halted.
+        renew: puts right what rules that are given may have of the past; None: they are taken as they are.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class Editor:
         clock: Clock,
         ill: Try | None = None,
         guard: GuardPolicy | None = None,
+        renew: Callable[[RuleSet], RuleSet] | None = None,
     ) -> None:
         self._book = book
         self._unit = unit
         self._clock = clock
         self._ill = ill
         self._guard = guard or GuardPolicy()
+        self._renew = renew
 
     @property
     def book(self) -> Book:
@@ -146,6 +149,7 @@ class Editor:
                 "rules-invalid", f"rules: they are for unit {rules.unit!r}, this is {self._unit!r}"
             )
         rules = msgspec.structs.replace(rules, unit=self._unit)
+        rules = rules if self._renew is None else self._renew(rules)
         size = len(compare.content(rules))
         if size > limits.RULES_BYTES_MAX:  # as given it may have been written more tightly than it is kept
             raise errors.RequestRefused(

@@ -8,8 +8,8 @@ from stormline.lab.results import Result
 from stormline.policy.means import SWITCHES
 
 WITHOUT: Final = (
-    "hedge", "racing", "ip-direct", "long", "direct", "clear", "original", "quic", "second-link", "h2", "h1", "doh",
-    "resume", "admission", "lanes", "knocks", "history", "families", "windows", "spread", "retries",
+    "hedge", "racing", "ip-direct", "long", "direct", "relay", "clear", "original", "quic", "second-link", "h2", "h1",
+    "doh", "resume", "admission", "lanes", "knocks", "history", "families", "windows", "spread", "retries",
 )  # fmt: skip
 """Means that can be left out. Those this version does not have are accepted and have no effect, so that a series of
 runs can be repeated from version to version."""

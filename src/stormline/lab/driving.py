@@ -122,6 +122,11 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def wait_ready(self) -> None:
         """Wait until its client is made.
 

@@ -192,6 +192,31 @@ class SynDrop(_Filter):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LostFlows(_Filter):
+    """One of the ways through an operator's network is broken: the flows that are led there are lost whole.
+
+    Which way a flow takes hangs on its addresses and port: a new connection may have more luck, the same never has.
+    """
+
+    about = "a share of the TCP flows from the device to some servers is lost, from the first packet to the last"
+    pct: float
+    hosts: tuple[str, ...]
+    """IPv4 addresses."""
+
+    def __post_init__(self) -> None:
+        _check_pct(self, self.pct)
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop by the hash of the flow."""
+        there = f'iifname "lan0" ip daddr {{ {", ".join(self.hosts)} }}'
+        share = f"jhash ip saddr . tcp sport . ip daddr mod 10000 seed {_FLOWS_SEED} < {round(self.pct * 100)}"
+        return {"forward": [f"{there} meta l4proto tcp {share} drop"]}
+
+
+_FLOWS_SEED: Final = 0x5EED
+
+
+@dataclass(frozen=True, kw_only=True)
 class OnlyPort(_Filter):
     """A firewall that lets one TCP port through, and DNS."""
 

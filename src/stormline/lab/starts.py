@@ -258,7 +258,7 @@ class _Device:
     def __init__(self, stage: Stage) -> None:
         words = [sys.executable, "-m", "stormline.lab.starts_client"]
         self._process = stage.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        _favour(self._process.pid)
+        favour(self._process.pid)
         self._line()
 
     def start(self, start: starts_client.Start) -> Told:
@@ -284,7 +284,7 @@ class _Device:
         _end(self._process)
 
 
-def _favour(pid: int) -> None:
+def favour(pid: int) -> None:
     """Have what is measured go before the machine's other work, where the kernel shares cores out by session too."""
     os.setpriority(os.PRIO_PROCESS, pid, _NICE)
     with contextlib.suppress(OSError):
@@ -343,7 +343,7 @@ def _platform(stage: Stage, folder: Path) -> Iterator[_Platform]:
     words = [sys.executable, "-m", "stormline.lab.starts_servers", json.dumps(told)]
     process = stage.topology.server.popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
-        _favour(process.pid)
+        favour(process.pid)
         platform = _Platform(process, bundle)
         platform.ready()
         yield platform
@@ -410,7 +410,7 @@ def run(
     found: list[Visit] = []
     with contextlib.ExitStack() as stack:
         stage = stack.enter_context(Stage(STAGE, seed, folder=folder / "keys"))
-        _favour(stage.origin.pid)
+        favour(stage.origin.pid)
         platform = stack.enter_context(_platform(stage, folder))
         device = _Device(stage)
         stack.callback(device.close)

@@ -96,10 +96,17 @@ def addresses_script(origin: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-async def _dispatch(
-    told: dict[str, Any], authority: Authority, clock: SystemClock, stop: asyncio.Event
+async def dispatch(
+    said: RuleSet, authority: Authority, stop: asyncio.Event, *, clock: SystemClock | None = None
 ) -> "asyncio.Task[None]":
-    """Start the scheduling centre; gives its work once it answers."""
+    """Start the scheduling centre; gives its work once it answers.
+
+    Args:
+        said: its rules.
+        authority: of all certificates and keys.
+        stop: ends it.
+        clock: its time; None: the machine's.
+    """
     keys = authority.folder
     plan_key = ensure_signing_key(keys / _PLAN_FILE, "plan")
     token_key = ensure_signing_key(keys / _ENROL_FILE, "token")
@@ -108,15 +115,15 @@ async def _dispatch(
         port=443,
         tls=authority.issue("dispatch", names=[_DISPATCH_NAME], ips=[DISPATCH]),
         unit="u1",
-        rules=rules(tuple(told["origin"])),
+        rules=said,
         plan_key=KeyFile(keys / _PLAN_FILE, plan_key.kid),
         token_key=token_key,
         admin_key=Secret(ids.new_id(SystemRng())),
     )
     up: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
-    work = service.run(config, clock=clock, rng=SystemRng(), started=up.set_result, stop=stop)
+    work = service.run(config, clock=clock or SystemClock(), rng=SystemRng(), started=up.set_result, stop=stop)
     task = asyncio.create_task(work, name="dispatch")
-    await _started(task, up)
+    await wait_started(task, up)
     return task
 
 
@@ -147,19 +154,20 @@ async def _gateway(told: dict[str, Any], authority: Authority, stop: asyncio.Eve
         connect=memory,
     )
     task = asyncio.create_task(work, name="gateway")
-    await _started(task, up)
+    await wait_started(task, up)
     return task
 
 
-async def _started(task: "asyncio.Task[None]", up: "asyncio.Future[Address]") -> None:
+async def wait_started(task: "asyncio.Task[None]", up: "asyncio.Future[Any]") -> None:
+    """Wait until a service says that it answers; raises what ended it instead."""
     waited: set[asyncio.Future[Any]] = {task, up}
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     if not up.done():
         await task
 
 
-def write_bundle(path: Path, authority: Authority) -> None:
-    """Write what the app ships."""
+def write_bundle(path: Path, authority: Authority, preload: tuple[str, ...]) -> None:
+    """Write what the app ships; `preload` are hosts that it asks dispatch about at once."""
     key = ensure_signing_key(authority.folder / _PLAN_FILE, "plan")
     content = bundle.Bundle(
         app=APP,
@@ -167,7 +175,7 @@ def write_bundle(path: Path, authority: Authority) -> None:
         dispatch_name=_DISPATCH_NAME,
         dispatch_keys={key.kid: key.public_text},
         ca_pem=authority.ca_pem,
-        preload=(SHOP, LONG_HOST),
+        preload=preload,
     )
     path.write_bytes(bundle.encode(content))
 
@@ -180,7 +188,8 @@ async def run(told: dict[str, Any], authority: Authority) -> None:
         authority: of all certificates and keys.
     """
     stop, clock = asyncio.Event(), _Ahead()
-    tasks = [await _dispatch(told, authority, clock, stop), await _gateway(told, authority, stop)]
+    centre = await dispatch(rules(tuple(told["origin"])), authority, stop, clock=clock)
+    tasks = [centre, await _gateway(told, authority, stop)]
     _say_ready()
     while later_s := await asyncio.to_thread(sys.stdin.readline):
         clock.later_s = float(later_s)
@@ -201,7 +210,7 @@ def main(told: dict[str, Any]) -> None:
         told: as for `run`, and `authority` (its folder) and `bundle` (path to write).
     """
     authority = ensure_authority(Path(told["authority"]), clock=SystemClock(), rng=SystemRng())
-    write_bundle(Path(told["bundle"]), authority)
+    write_bundle(Path(told["bundle"]), authority, (SHOP, LONG_HOST))
     uvloop.run(run(told, authority))
 
 

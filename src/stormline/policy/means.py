@@ -159,9 +159,38 @@ class Ladder:
             self._give_up_on(last)
         return self._take()
 
-    def beside(self) -> Step | None:
-        """Give a step to be taken beside those that run and have not answered, None where there may be none."""
-        return self._take() if self.repeatable and self._tries < self._attempts else None
+    def beside(self, means: Means | None = None) -> Step | None:
+        """Give a step to be taken beside those that run and have not answered, None where there may be none.
+
+        Args:
+            means: the first by this of those that come after all others, ahead of its turn; None: the next one.
+        """
+        if not self.repeatable or self._tries >= self._attempts:
+            return None
+        if means is None:
+            return self._take()
+        step = next((each for each in self._tail if each.means is means), None)
+        if step is not None:
+            self._tail.remove(step)
+            self._tries += 1
+        return step
+
+    def skip_to(self, means: Means) -> Step | None:
+        """Give the first step by this of those that come after all others, and leave out what is before it.
+
+        For a request that nobody has, where what is next may not be taken; None where there is no such step.
+        """
+        at = next((at for at, each in enumerate(self._tail) if each.means is means), None)
+        if at is None or self._tries >= self._attempts:
+            return None
+        self._steps.clear()
+        self._repeats = 0
+        del self._tail[:at]
+        return self._take()
+
+    def ends_with(self, means: Means) -> bool:
+        """Say whether a step by this means is among those left that come after all others."""
+        return any(each.means is means for each in self._tail)
 
     def _take(self) -> Step | None:
         step: Step | None = None

@@ -34,6 +34,8 @@ _log = logging.getLogger("stormline.relay")
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _NOT_PASSED: Final = bhttp.CONNECTION_FIELDS | {b"host", b"expect", b"forwarded", b"via"}
+_NOT_PASSED_BACK: Final = bhttp.CONNECTION_FIELDS | {b"proxy-status"}
+"""Whose answer one is must be told by us alone."""
 _FAILED: Final = (
     (errors.QueueFull, 503, "connection_limit_reached"),
     (errors.ResolveError, 502, "dns_error"),
@@ -103,14 +105,18 @@ class Gateway:
         rng: Rng,
         replays: Replays | None = None,
     ) -> None:
-        self._keys = keys.by_id
-        self._listed = keys.listed
+        self.use(keys)
         self._targets = targets
         self._sender = sender
         self._names = names
         self._clock = clock
         self._rng = rng
         self._replays = Replays() if replays is None else replays
+
+    def use(self, keys: Keys) -> None:
+        """Open and offer with these keys from now on."""
+        self._keys = keys.by_id
+        self._listed = keys.listed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -137,7 +143,9 @@ class Gateway:
         data = b""
         try:
             async with asyncio.timeout(limits_relay.RELAY_HEAD_S):
-                async for piece in _body(receive):
+                last = False
+                while not last:
+                    piece, last = await _piece(receive)
                     data += piece
                     if len(data) > limits_relay.RELAY_REQUEST_BYTES_MAX:
                         raise _Outside(413, f"a request has at most {limits_relay.RELAY_REQUEST_BYTES_MAX} bytes")
@@ -175,7 +183,7 @@ class Gateway:
 
     # -- chunks -------------------------------------------------------------------------------------------------------
     async def _exchange_chunked(self, receive: Receive, send: Send) -> None:
-        reader = _Reader(ohttp.RequestOpener(self._keys), _body(receive))
+        reader = _Reader(ohttp.RequestOpener(self._keys), receive)
         try:
             async with asyncio.timeout(limits_relay.RELAY_HEAD_S):
                 head = await reader.head()
@@ -225,7 +233,7 @@ class Gateway:
             head.path,
             (
                 (b"host", target.authority.encode("ascii")),
-                *(each for each in head.headers if each[0] not in _NOT_PASSED),
+                *[each for each in head.headers if each[0] not in _NOT_PASSED],
             ),
             body,
         )
@@ -270,9 +278,9 @@ class _Inside(Exception):
 class _Reader:
     """A request in chunks, as it comes."""
 
-    def __init__(self, opener: ohttp.RequestOpener, pieces: AsyncIterator[bytes]) -> None:
+    def __init__(self, opener: ohttp.RequestOpener, receive: Receive) -> None:
         self._opener = opener
-        self._pieces = pieces
+        self._receive = receive
         self._decoder = bhttp.Decoder()
         self._events: list[bhttp.Event] = []
         self._whole = False
@@ -324,24 +332,24 @@ class _Reader:
                 raise errors.LocalProtocolError(f"the sealed request broke off: {error}") from error
 
     async def _more(self) -> None:
-        piece = await anext(self._pieces, None)
-        self._whole = piece is None
-        opened = self._opener.feed(piece or b"", last=self._whole)
+        piece, self._whole = await _piece(self._receive)
+        opened = self._opener.feed(piece, last=self._whole)
         try:
             self._events += self._decoder.feed(b"".join(opened), last=self._whole)
         except errors.RemoteProtocolError as error:
             self._invalid = error
 
 
-async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise errors.RemoteProtocolError("the peer went away")
-        if message.get("body"):
-            yield message["body"]
-        if not message.get("more_body", False):
-            return
+async def _piece(receive: Receive) -> tuple[bytes, bool]:
+    """Give the next bytes of a request, and whether they are the last.
+
+    Raises:
+        RemoteProtocolError: the peer went away.
+    """
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise errors.RemoteProtocolError("the peer went away")
+    return message.get("body", b""), not message.get("more_body", False)
 
 
 def _media(scope: Scope) -> str:
@@ -373,16 +381,12 @@ def _failed(error: errors.TransportError) -> bhttp.Response:
 
 
 def _passed_back(response: HttpResponse) -> bhttp.Fields:
-    nominated = {
-        token.strip().lower()
-        for name, value in response.headers
-        if name.lower() == b"connection"
-        for token in value.split(b",")
-    }
-    # Whose answer this is must be told by us alone.
-    dropped = bhttp.CONNECTION_FIELDS | nominated | {b"proxy-status"}
-    fields = ((name.lower(), value.strip(b" \t")) for name, value in response.headers)
-    return tuple(each for each in fields if each[0] not in dropped)
+    fields = [(name.lower(), value.strip(b" \t")) for name, value in response.headers]
+    dropped = _NOT_PASSED_BACK
+    for name, value in fields:
+        if name == b"connection":
+            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
+    return tuple([each for each in fields if each[0] not in dropped])
 
 
 async def _small(send: Send, sealer: ohttp.ResponseSealer, response: bhttp.Response) -> None:

@@ -19,7 +19,7 @@ from typing import Final, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stormline.core import limits_relay
+from stormline.core import errors, limits_relay
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.net.resolve import Resolver
@@ -27,7 +27,7 @@ from stormline.outbound.dial import Dialer
 from stormline.outbound.pool import HttpPool
 from stormline.relay.forward import GatewayUrl, Relay
 from stormline.relay.gateway import Gateway
-from stormline.relay.keys import read_keys
+from stormline.relay.keys import Keys, read_keys
 from stormline.relay.targets import Targets
 from stormline.web.server import HttpServer, TlsFiles
 
@@ -47,7 +47,8 @@ class RelayConfig:
         tls_port: the same and the gateway over TLS; None: not served.
         tls: certificate of that port.
         gateway: a gateway that stands apart; None: it is here.
-        keys: files of the gateway's private keys, the newest first; see `keys.read_key`.
+        keys: files of the gateway's private keys, that of the newest first; see `keys`. They are looked at again and
+            again: what is changed there holds `limits_relay.RELAY_KEYS_LOOK_S` later.
         origins: where the gateway may fetch from: addresses by host, see `targets.Targets`.
         trust: TLS trust towards origins and the gateway; None: the system's.
     """
@@ -70,13 +71,20 @@ class Service:
         clock: time of rates and replays.
         rng: nonces of answers.
 
+    Attributes:
+        pool: makes the requests to origins, or to a gateway apart.
+        gateway: the one here; None where it stands apart.
+        relay: what clients ask.
+
     Raises:
         ConfigError: a key or an origin is malformed.
     """
 
     def __init__(self, config: RelayConfig, *, clock: Clock, rng: Rng) -> None:
+        self._config = config
+        self._clock = clock
         self._names = Resolver()
-        self._pool = HttpPool(
+        self.pool = HttpPool(
             Dialer(self._names, config.trust or ssl.create_default_context()),
             clock,
             connections_max=limits_relay.RELAY_CONNECTIONS_MAX,
@@ -84,9 +92,33 @@ class Service:
         )
         self.gateway: Gateway | None = None
         if config.gateway is None:
-            keys, targets = read_keys(config.keys), Targets(config.origins)
-            self.gateway = Gateway(keys, targets, self._pool, self._names, clock=clock, rng=rng)
-        self.relay = Relay(config.gateway or cast("ASGIApp", self.gateway), self._pool, clock=clock)
+            self._keys, targets = self._read_keys(), Targets(config.origins)
+            self.gateway = Gateway(self._keys, targets, self.pool, self._names, clock=clock, rng=rng)
+        self.relay = Relay(config.gateway or cast("ASGIApp", self.gateway), self.pool, clock=clock)
+
+    def _read_keys(self) -> Keys:
+        return read_keys(self._config.keys, self._clock.wall())
+
+    async def follow_keys(self) -> None:
+        """Take up what changes in the files of keys, and leave keys whose time is over, for as long as it runs.
+
+        Where they cannot be used those before stay.
+        """
+        problem = ""
+        while self.gateway is not None:
+            await asyncio.sleep(limits_relay.RELAY_KEYS_LOOK_S)
+            try:
+                keys = self._read_keys()
+            except errors.ConfigError as error:
+                if str(error) != problem:
+                    _log.warning("the keys stay as they were: %s", error)
+                    problem = str(error)
+                continue
+            problem = ""
+            if keys.listed != self._keys.listed:
+                self._keys = keys
+                self.gateway.use(keys)
+                _log.info("keys now: %s", ", ".join(str(key.key_id) for key in keys.held))
 
     def app(self, *, tls: bool) -> ASGIApp:
         """Give the application for one kind of port."""
@@ -106,7 +138,7 @@ class Service:
 
     async def aclose(self) -> None:
         """End what is under way to origins."""
-        await self._pool.aclose()
+        await self.pool.aclose()
         self._names.close()
 
 
@@ -153,7 +185,11 @@ async def run(
             await server.start()
             _log.info("relay answers on %s", server.address)
         started(tuple(server.address for server in servers))
-        await stop.wait()
+        following = asyncio.create_task(service.follow_keys(), name="relay keys")
+        try:
+            await stop.wait()
+        finally:
+            following.cancel()
     finally:
         await asyncio.gather(*(server.stop() for server in servers))
         await service.aclose()

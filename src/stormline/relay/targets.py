@@ -73,6 +73,7 @@ class Targets:
             raise errors.ConfigError(f"relay: at most {limits_relay.RELAY_ORIGINS_MAX} origins")
         targets = (_read(name, tuple(addresses)) for name, addresses in origins.items())
         self._targets = {(target.host, target.port): target for target in targets}
+        self._spelled = {target.authority.encode("ascii"): target for target in self._targets.values()}
 
     def find(self, head: bhttp.RequestHead) -> Target:
         """Give the origin a request is for.
@@ -87,6 +88,8 @@ class Targets:
         if head.scheme != b"https":
             raise Refused(403, "http_request_denied", "only https is relayed")
         given = [value for name, value in head.headers if name == b"host"]
+        if not given and head.authority in self._spelled:
+            return self._spelled[head.authority]
         authority = head.authority or (given[0] if given else b"")
         if len(given) > 1 or any(value.lower() != authority.lower() for value in given):
             raise Refused(400, "http_request_error", "the authority and Host differ")

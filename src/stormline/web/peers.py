@@ -5,6 +5,8 @@ import ipaddress
 
 def line_of(host: str) -> str:
     """Name what one subscriber's line has: an IPv4 address, or an IPv6 /64. What is no address is its own name."""
+    if ":" not in host and "%" not in host:
+        return host
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -14,19 +14,14 @@ looks into it. A sealed request can be sent again by anybody who saw it: the gat
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from typing import Final, NamedTuple
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from pyhpke import AEADId, CipherSuite, ContextInterface, KDFId, KEMId, KEMKey, KEMKeyPair, OpenError
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stormline.core import errors, limits_relay
 from stormline.core.errors import RemoteProtocolError
-from stormline.wire import bhttp
+from stormline.wire import bhttp, hpke
 
 KEYS_TYPE: Final = "application/ohttp-keys"
 REQUEST_TYPE: Final = "message/ohttp-req"
@@ -49,11 +44,6 @@ ENTROPY_BYTES: Final = 32
 NONCE_BYTES: Final = 32
 """Fresh randomness for one response; the suite in use takes as much of it as it needs."""
 
-_X25519: Final = 0x0020
-_SHA256: Final = 0x0001
-_KEY_BYTES: Final = {0x0001: 16, 0x0002: 32, 0x0003: 32}  # by AEAD: AES-128-GCM, AES-256-GCM, ChaCha20-Poly1305
-_NONCE_BYTES: Final = 12
-_TAG_BYTES: Final = 16
 _PUBLIC_BYTES: Final = 32
 _HEADER_BYTES: Final = 7
 _FINAL: Final = b"final"
@@ -68,11 +58,11 @@ class Suite(NamedTuple):
     @property
     def known(self) -> bool:
         """It can be used here."""
-        return self.kdf == _SHA256 and self.aead in _KEY_BYTES
+        return self.kdf == hpke.HKDF_SHA256 and self.aead in hpke.KEY_BYTES
 
 
-AES_128_GCM: Final = Suite(_SHA256, 0x0001)
-CHACHA20: Final = Suite(_SHA256, 0x0003)
+AES_128_GCM: Final = Suite(hpke.HKDF_SHA256, hpke.AES_128_GCM)
+CHACHA20: Final = Suite(hpke.HKDF_SHA256, hpke.CHACHA20)
 SUITES: Final = (AES_128_GCM, CHACHA20)
 """What our gateways offer."""
 
@@ -94,21 +84,27 @@ class KeyConfig(NamedTuple):
         """Give it as it stands in a list of keys, without its length."""
         pairs = b"".join(suite.kdf.to_bytes(2, "big") + suite.aead.to_bytes(2, "big") for suite in self.suites)
         return b"".join(
-            (bytes((self.key_id,)), _X25519.to_bytes(2, "big"), self.public, len(pairs).to_bytes(2, "big"), pairs)
+            (bytes((self.key_id,)), hpke.X25519.to_bytes(2, "big"), self.public, len(pairs).to_bytes(2, "big"), pairs)
         )
 
 
-class GatewayKey(NamedTuple):
+@dataclass(frozen=True)
+class GatewayKey:
     """A gateway's private key. Printing one shows no secret: the key object has no text form."""
 
     key_id: int
     private: X25519PrivateKey
     suites: tuple[Suite, ...] = SUITES
 
+    @cached_property
+    def public(self) -> bytes:
+        """Its public part."""
+        return self.private.public_key().public_bytes_raw()
+
     @property
     def config(self) -> KeyConfig:
         """What clients are told."""
-        return KeyConfig(self.key_id, self.private.public_key().public_bytes_raw(), self.suites)
+        return KeyConfig(self.key_id, self.public, self.suites)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ def decode_keys(data: bytes) -> tuple[KeyConfig, ...]:
         if count > limits_relay.RELAY_KEYS_MAX:
             raise RemoteProtocolError(f"a list of more than {limits_relay.RELAY_KEYS_MAX} keys")
         at += 2 + length
-        config = decode_key(text) if int.from_bytes(text[1:3], "big") == _X25519 else None
+        config = decode_key(text) if int.from_bytes(text[1:3], "big") == hpke.X25519 else None
         if config is not None and choose(config) is not None:
             found.append(config)
     return tuple(found)
@@ -158,7 +154,7 @@ def decode_key(data: bytes) -> KeyConfig:
     """
     at = 3 + _PUBLIC_BYTES
     pairs = data[at + 2 :]
-    if len(data) < at + 2 or int.from_bytes(data[1:3], "big") != _X25519:
+    if len(data) < at + 2 or int.from_bytes(data[1:3], "big") != hpke.X25519:
         raise RemoteProtocolError("no key configuration with X25519")
     if len(pairs) != int.from_bytes(data[at : at + 2], "big") or not pairs or len(pairs) % 4:
         raise RemoteProtocolError("a key configuration's list of algorithms does not fit its length")
@@ -204,7 +200,7 @@ def open_request(keys: Mapping[int, GatewayKey], data: bytes) -> tuple[bytes, Re
         SignatureError: it is not what was sealed with that key.
     """
     receiver = _Receiver(keys, data, _WHOLE)
-    return _open(receiver.context, data[receiver.bytes :], b""), receiver.response
+    return receiver.context.open(data[receiver.bytes :]), receiver.response
 
 
 def seal_response(key: ResponseKey, content: bytes, *, nonce: bytes) -> bytes:
@@ -215,8 +211,8 @@ def seal_response(key: ResponseKey, content: bytes, *, nonce: bytes) -> bytes:
         content: the response, binary HTTP.
         nonce: `NONCE_BYTES` random bytes.
     """
-    sealing = _Sealing(key, nonce[: _entropy_bytes(key.aead)])
-    return sealing.nonce + sealing.seal(content, b"")
+    nonce = nonce[: _entropy_bytes(key.aead)]
+    return nonce + _answers(key, nonce).seal(content)
 
 
 def open_response(key: ResponseKey, data: bytes) -> bytes:
@@ -227,9 +223,9 @@ def open_response(key: ResponseKey, data: bytes) -> bytes:
         SignatureError: it is not the answer that the gateway sealed for this request.
     """
     size = _entropy_bytes(key.aead)
-    if len(data) < size + _TAG_BYTES:
+    if len(data) < size + hpke.TAG_BYTES:
         raise RemoteProtocolError("a sealed response is cut short")
-    return _Sealing(key, data[:size]).open(data[size:], b"")
+    return _answers(key, data[:size]).open(data[size:])
 
 
 # -- chunks -----------------------------------------------------------------------------------------------------------
@@ -267,7 +263,7 @@ class RequestOpener:
     def __init__(self, keys: Mapping[int, GatewayKey]) -> None:
         self._keys = keys
         self._head = b""
-        self._context: ContextInterface | None = None
+        self._context: hpke.Context | None = None
         self._chunks = _Chunks()
         self.response: ResponseKey | None = None
 
@@ -291,15 +287,15 @@ class RequestOpener:
             self._context, self.response = receiver.context, receiver.response
             data, self._head = self._head[receiver.bytes :], b""
         context = self._context
-        return [_open(context, sealed, _FINAL if final else b"") for sealed, final in self._chunks.feed(data, last)]
+        return [context.open(sealed, _FINAL if final else b"") for sealed, final in self._chunks.feed(data, last)]
 
 
 class ResponseSealer:
     """Seals the answer to a request piece by piece; see `seal_response`."""
 
     def __init__(self, key: ResponseKey, *, nonce: bytes) -> None:
-        self._sealing = _Sealing(key, nonce[: _entropy_bytes(key.aead)])
-        self._head = self._sealing.nonce
+        self._head = nonce[: _entropy_bytes(key.aead)]
+        self._sealing = _answers(key, self._head)
 
     def chunk(self, content: bytes, *, last: bool = False) -> bytes:
         """Seal the next piece; see `RequestSealer.chunk`."""
@@ -313,7 +309,7 @@ class ResponseOpener:
     def __init__(self, key: ResponseKey) -> None:
         self._key = key
         self._head = b""
-        self._sealing: _Sealing | None = None
+        self._sealing: hpke.Sequence | None = None
         self._chunks = _Chunks()
 
     def feed(self, data: bytes, *, last: bool = False) -> list[bytes]:
@@ -330,7 +326,7 @@ class ResponseOpener:
                 if last:
                     raise RemoteProtocolError("a sealed response is cut short")
                 return []
-            self._sealing = _Sealing(self._key, self._head[:size])
+            self._sealing = _answers(self._key, self._head[:size])
             data, self._head = self._head[size:], b""
         sealing = self._sealing
         return [sealing.open(sealed, _FINAL if final else b"") for sealed, final in self._chunks.feed(data, last)]
@@ -370,7 +366,7 @@ class _Chunks:
         return found
 
     def _check(self, length: int) -> None:
-        if length > limits_relay.RELAY_CHUNK_BYTES_MAX + _TAG_BYTES:
+        if length > limits_relay.RELAY_CHUNK_BYTES_MAX + hpke.TAG_BYTES:
             raise RemoteProtocolError(f"a sealed chunk has more than {limits_relay.RELAY_CHUNK_BYTES_MAX} bytes")
 
 
@@ -380,19 +376,14 @@ _CHUNKED: Final = b"message/bhttp chunked "
 
 
 def _entropy_bytes(aead: int) -> int:
-    return max(_NONCE_BYTES, _KEY_BYTES[aead])
-
-
-@lru_cache(len(_KEY_BYTES))
-def _hpke(suite: Suite) -> CipherSuite:
-    return CipherSuite.new(KEMId.DHKEM_X25519_HKDF_SHA256, KDFId(suite.kdf), AEADId(suite.aead))
+    return max(hpke.NONCE_BYTES, hpke.KEY_BYTES[aead])
 
 
 def _header(key_id: int, suite: Suite) -> bytes:
-    return bytes((key_id,)) + b"".join(number.to_bytes(2, "big") for number in (_X25519, suite.kdf, suite.aead))
+    return bytes((key_id,)) + b"".join(number.to_bytes(2, "big") for number in (hpke.X25519, suite.kdf, suite.aead))
 
 
-def _response_key(context: ContextInterface, enc: bytes, suite: Suite, label: bytes) -> ResponseKey:
+def _response_key(context: hpke.Context, enc: bytes, suite: Suite, label: bytes) -> ResponseKey:
     return ResponseKey(enc, suite.aead, context.export(label + b"response", _entropy_bytes(suite.aead)))
 
 
@@ -404,14 +395,8 @@ class _Sender:
         if suite is None:
             raise ValueError("no suite of this key is known here")
         header = _header(config.key_id, suite)
-        private = X25519PrivateKey.from_private_bytes(entropy)
-        public = KEMKey.from_pyca_cryptography_key(X25519PublicKey.from_public_bytes(config.public))
-        ephemeral = KEMKeyPair(
-            KEMKey.from_pyca_cryptography_key(private), KEMKey.from_pyca_cryptography_key(private.public_key())
-        )
-        enc, self.context = _hpke(suite).create_sender_context(
-            public, info=label + b"request\0" + header, eks=ephemeral
-        )
+        info = label + b"request\0" + header
+        enc, self.context = hpke.sender(config.public, info, aead=suite.aead, entropy=entropy)
         self.header = header + enc
         self.response = _response_key(self.context, enc, suite, label)
 
@@ -426,48 +411,18 @@ class _Receiver:
         header, enc = data[:_HEADER_BYTES], data[_HEADER_BYTES : self.bytes]
         kem, kdf, aead = (int.from_bytes(header[at : at + 2], "big") for at in (1, 3, 5))
         key, suite = keys.get(header[0]), Suite(kdf, aead)
-        if key is None or kem != _X25519 or suite not in key.suites or not suite.known:
+        if key is None or kem != hpke.X25519 or suite not in key.suites or not suite.known:
             raise errors.UnknownKeyError(f"no key {header[0]} with algorithms {kem:#06x} {kdf:#06x} {aead:#06x}")
         try:
-            self.context = _hpke(suite).create_recipient_context(
-                enc, KEMKey.from_pyca_cryptography_key(key.private), info=label + b"request\0" + header
-            )
+            self.context = hpke.recipient(enc, key.private, label + b"request\0" + header, aead=aead)
         except ValueError as error:
             raise errors.SignatureError(f"no key was sent that can be used: {error}") from None
         self.response = _response_key(self.context, enc, suite, label)
 
 
-def _open(context: ContextInterface, sealed: bytes, aad: bytes) -> bytes:
-    try:
-        return context.open(sealed, aad)
-    except OpenError:
-        raise errors.SignatureError("this is not what was sealed, or not with this key") from None
-
-
-class _Sealing:
-    """The key of the answers (RFC 9458 section 4.4), with a count of what was sealed or opened."""
-
-    def __init__(self, key: ResponseKey, nonce: bytes) -> None:
-        self.nonce = nonce
-        size = _KEY_BYTES[key.aead]
-        secret = self._expand(key, nonce, b"key", size)
-        self._aead = ChaCha20Poly1305(secret) if key.aead == CHACHA20.aead else AESGCM(secret)
-        self._base = int.from_bytes(self._expand(key, nonce, b"nonce", _NONCE_BYTES), "big")
-        self._count = 0
-
-    def _expand(self, key: ResponseKey, nonce: bytes, info: bytes, size: int) -> bytes:
-        return HKDF(SHA256(), size, key.enc + nonce, info).derive(key.secret)
-
-    def _next(self) -> bytes:
-        nonce = (self._base ^ self._count).to_bytes(_NONCE_BYTES, "big")
-        self._count += 1
-        return nonce
-
-    def seal(self, content: bytes, aad: bytes) -> bytes:
-        return self._aead.encrypt(self._next(), content, aad)
-
-    def open(self, sealed: bytes, aad: bytes) -> bytes:
-        try:
-            return self._aead.decrypt(self._next(), sealed, aad)
-        except InvalidTag:
-            raise errors.SignatureError("this is not the answer that was sealed for this request") from None
+def _answers(key: ResponseKey, nonce: bytes) -> hpke.Sequence:
+    """Give what seals and opens the answers (RFC 9458 section 4.4)."""
+    secret = hpke.extract(key.enc + nonce, key.secret)
+    return hpke.Sequence(
+        key.aead, hpke.expand(secret, b"key", hpke.KEY_BYTES[key.aead]), hpke.expand(secret, b"nonce", hpke.NONCE_BYTES)
+    )

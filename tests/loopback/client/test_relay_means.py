@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import stormline
-from stormline.core import errors
+from stormline.core import errors, limits_relay
 from stormline.core.values import Address
 from stormline.dispatch.rules import RuleSet, check
 from stormline.dispatch.unit import HeldRules
@@ -186,20 +186,125 @@ async def test_each_try_goes_through_the_next_relay(platform):
     assert means_of(response)[-2:] == ["relay", "relay"]
 
 
-async def test_a_relay_with_another_key_has_the_plan_asked_for_and_is_used_then(platform):
-    """The operator changed the key; the client holds the plan of before."""
-    here = await platform()
+@contextlib.contextmanager
+def silence():
+    """An address where connections are neither taken nor refused: its queue is full."""
+    with socket.socket() as full, contextlib.ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):
+            knocking = stack.enter_context(socket.socket())
+            knocking.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                knocking.connect(full.getsockname())
+        yield Address(*full.getsockname())
+
+
+async def test_a_read_without_a_connection_is_asked_through_a_relay_beside(platform):
+    """The first attempt alone would take all the time there is."""
+    with silence() as gone:
+        here = await platform(direct=gone, connect_timeout_s=60.0)
+        async with asyncio.timeout(10):
+            response = await here.http.get(here.url("/a"))
+    assert response.content == b"GET /a "
+    assert record(response).means == "relay"
+    assert len(here.origin.requests) == 1
+
+
+@pytest.mark.parametrize("disabled", [frozenset({"relay"}), frozenset({"hedge"})])
+async def test_nothing_is_asked_beside_where_that_is_switched_off(platform, disabled):
+    with silence() as gone:
+        here = await platform(direct=gone, disabled=disabled, connect_timeout_s=60.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(limits_relay.RELAY_BESIDE_S + 1.0):
+                await here.http.get(here.url())
+    assert here.origin.requests == []
+
+
+async def test_a_write_waits_its_turn(platform):
+    """The connection that is being made would have it too."""
+    with silence() as gone:
+        here = await platform(direct=gone, connect_timeout_s=60.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(limits_relay.RELAY_BESIDE_S + 1.0):
+                await here.http.post(here.url("/pay"), content=b"1")
+        assert here.origin.requests == []
+        response = await here.http.post(here.url("/pay"), content=b"1", headers={"idempotency-key": '"a"'})
+    assert response.content == b"POST /pay 1"
+    assert len(here.origin.requests) == 1
+
+
+async def _hold_an_old_key(here):
+    """Have the client hold a plan of before the relay's key was changed, and the centre the one of after it."""
     assert (await here.http.get(here.url())).status_code == 200
+    here.origin.requests.clear()
+    other = ohttp.GatewayKey(1, keys.X25519PrivateKey.generate())
+    tries = {"ip-direct": 0, "direct": 1}
+    await here.command(relays=(endpoint(Address(here.relay.host, here.relay.port), other),), tries=tries)
+    old = here.source.current()
+    hosts = {NAME: HostPlan(dns=True, policy=Policy(relays=(here.relay,), tries=tries))}
+    here.source.put(check(msgspec.structs.replace(old, version=old.version + 1, hosts=hosts)))
+    assert here.transport.runtime().scheduling.plan.version == old.version
+    return old.version
+
+
+@pytest.mark.parametrize("body", [None, b"100"])
+async def test_a_relay_with_another_key_has_the_plan_asked_for_and_the_request_sealed_anew(platform, body):
+    here = await platform()
+    held = await _hold_an_old_key(here)
+    response = await here.http.request("POST" if body else "GET", here.url("/pay"), content=body)
+    assert response.status_code == 200
+    assert means_of(response).count("relay") == 1, "it is one try of the call's"
+    assert here.transport.runtime().scheduling.plan.version > held
+    assert len(here.origin.requests) == 1
+
+
+async def test_several_requests_with_an_old_key_cost_one_question_for_the_plan(platform):
+    here = await platform()
+    await _hold_an_old_key(here)
+    asked = []
+    scheduling = here.transport.runtime().scheduling
+    refresh = scheduling.refresh
+    scheduling.refresh = lambda: asked.append(1) or refresh()
+    answers = await asyncio.gather(*(here.http.get(here.url(f"/{number}")) for number in range(3)))
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert len(asked) <= 2
+    assert len(here.origin.requests) == 3
+
+
+async def test_a_relay_costs_no_token_of_the_budget_where_nobody_has_the_request(platform):
+    """Repetitions are bounded for the origin's sake; here each request would have none left after a while."""
+    here = await platform()
+    for number in range(15):
+        method = "POST" if number % 2 else "GET"
+        response = await here.http.request(method, here.url(f"/{number}"))
+        assert response.status_code == 200
+        assert means_of(response)[-1] == "relay"
+    assert len(here.origin.requests) == 15
+
+
+async def test_a_body_that_was_read_is_not_sealed_again(platform):
+    here = await platform()
+    held = await _hold_an_old_key(here)
+
+    async def pieces():
+        yield b"1"
+        yield b"00"
+
+    with pytest.raises(errors.TransportError):
+        await here.http.post(here.url("/pay"), content=pieces())
+    assert here.origin.requests == []
+    await wait_until(lambda: here.transport.runtime().scheduling.plan.version > held)
+
+
+async def test_without_a_newer_plan_an_old_key_fails_the_request_and_nobody_has_it(platform):
+    here = await platform()
     other = ohttp.GatewayKey(1, keys.X25519PrivateKey.generate())
     await here.command(relays=(endpoint(Address(here.relay.host, here.relay.port), other),))
-    held = here.transport.runtime().scheduling.plan.version
-    old = here.source.current()
-    hosts = {NAME: HostPlan(dns=True, policy=Policy(relays=(here.relay,)))}
-    here.source.put(check(msgspec.structs.replace(old, version=old.version + 1, hosts=hosts)))
-    with pytest.raises(errors.TransportError):
-        await here.http.get(here.url())
-    await wait_until(lambda: here.transport.runtime().scheduling.plan.version > held)
-    assert (await here.http.get(here.url())).status_code == 200
+    with pytest.raises(errors.TransportError) as caught:
+        await here.http.post(here.url("/pay"), content=b"100")
+    assert not caught.value.maybe_delivered
+    assert here.origin.requests == []
 
 
 async def test_clear_text_urls_do_not_go_through_a_relay(platform):

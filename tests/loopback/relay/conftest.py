@@ -13,6 +13,7 @@ from stormline.net.clock import SystemClock, SystemRng
 from stormline.net.trust import roles_context
 from stormline.relay import keys, service
 from stormline.relay.forward import GatewayUrl
+from stormline.testing.world import wait_until
 from stormline.web.server import HttpServer
 from stormline.wire import bhttp, ohttp
 
@@ -89,7 +90,7 @@ class Stage:
         inner = bhttp.encode_request(bhttp.Request(*head, content))
         return ohttp.seal_request(self.config, inner, entropy=RNG.token_bytes(32))
 
-    async def ask_chunked(self, head, pieces=(), *, at=None, end=True):
+    async def ask_chunked(self, head, pieces=(), *, at=None, breaks_off=None):
         """Send a request in chunks; give the events inside the answer."""
         sealer = ohttp.RequestSealer(self.config, entropy=RNG.token_bytes(32))
 
@@ -97,8 +98,10 @@ class Stage:
             yield sealer.chunk(bhttp.request_head(head))
             for piece in pieces:
                 yield sealer.chunk(bhttp.chunk(piece))
-            if end:
+            if breaks_off is None:
                 yield sealer.chunk(bhttp.end(), last=True)
+            else:
+                await wait_until(breaks_off)
 
         headers = {"content-type": ohttp.CHUNKED_REQUEST_TYPE, "incremental": "?1"}
         events, decoder, opener = [], bhttp.Decoder(), None
@@ -128,6 +131,12 @@ async def running(config):
     finally:
         stop.set()
         await task
+
+
+@pytest.fixture(name="relaying")
+def _relaying():
+    """Runs a relay while a block runs; gives its addresses."""
+    return running
 
 
 @pytest.fixture(name="stage")

@@ -76,11 +76,21 @@ async def test_a_large_body_goes_through_in_chunks(stage):
 @either
 async def test_a_request_that_breaks_off_never_reaches_the_origin_whole(stage):
     head = stage.head(b"PUT", b"/up", [(b"date", formatdate().encode())])
-    async for events in stage.ask_chunked(head, [b"half"], end=False):
+    async for events in stage.ask_chunked(head, [b"half"], breaks_off=lambda: stage.origin.seen):
         told = events
     assert told[0].status == 400
     assert b"maybe-delivered" in dict(told[0].headers)[b"proxy-status"]
     assert stage.origin.bodies == []
+
+
+async def test_a_request_that_came_at_once_and_is_not_whole_reaches_nobody(stage):
+    head = stage.head(b"PUT", b"/up", [(b"date", formatdate().encode())])
+    sealer = ohttp.RequestSealer(stage.config, entropy=RNG.token_bytes(32))
+    part = sealer.chunk(bhttp.request_head(head) + bhttp.chunk(b"half"))
+    headers = {"content-type": ohttp.CHUNKED_REQUEST_TYPE}
+    answer = await stage.http.post(stage.relay, content=part, headers=headers)
+    assert answer.status_code == 400
+    assert stage.origin.seen == []
 
 
 @either
@@ -234,22 +244,23 @@ def test_a_key_is_its_owners_alone(tmp_path):
     path = tmp_path / "relay.key"
     key = keys.write_key(path, 3)
     assert path.stat().st_mode & 0o777 == 0o600
-    read = keys.read_key(path)
-    assert read.config == key.config
+    (read,) = keys.read_held(path)
+    assert (read.key.config, read.until) == (key.config, None)
     with pytest.raises(errors.ConfigError, match="cannot write"):
         keys.write_key(path, 3)
     path.chmod(0o644)
     with pytest.raises(errors.ConfigError, match="chmod 600"):
-        keys.read_key(path)
+        keys.read_held(path)
 
 
-@pytest.mark.parametrize("text", ["", "7", "7 abc", "x 00", "300 " + "11" * 32, "7 " + "11" * 31])
+@pytest.mark.parametrize("text", ["", "7", "7 abc", "x 00", "300 " + "11" * 32, "7 " + "11" * 31,
+                                  "7 " + "11" * 32 + " soon", "7 " + "11" * 32 + " 1 2"])  # fmt: skip
 def test_what_is_no_key_is_refused_and_not_shown(tmp_path, text):
     path = tmp_path / "relay.key"
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(errors.ConfigError) as caught:
-        keys.read_key(path)
+        keys.read_held(path)
     assert "11" * 31 not in str(caught.value)
 
 
@@ -258,12 +269,71 @@ def test_keys_have_ids_of_their_own(tmp_path):
     keys.write_key(tmp_path / "b", 1)
     for paths in ((), (tmp_path / "a", tmp_path / "b")):
         with pytest.raises(errors.ConfigError, match="id of its own"):
-            keys.read_keys(paths)
+            keys.read_keys(paths, 0)
+
+
+def ids(held):
+    return [each.key.key_id for each in held]
+
+
+def test_a_new_key_stands_before_the_old_ones_until_their_time_is_over(tmp_path):
+    path = tmp_path / "relay.key"
+    first = keys.write_key(path, 255)
+    made = keys.rotate(path, 1000.0)
+    assert ids(made) == [0, 255]
+    assert made[1].key.config == first.config
+    assert [each.key.config for each in keys.rotate(path, 1000.0)] == [each.key.config for each in made], "gone on with"
+    keys.settle(path, 2000.5)
+    assert [each.until for each in keys.read_held(path)] == [None, 2000]
+    assert [key.key_id for key in keys.read_keys((path,), 1999).held] == [0, 255]
+    assert [key.key_id for key in keys.read_keys((path,), 2000).held] == [0]
+    assert ids(keys.rotate(path, 1999)) == [1, 0, 255]
+    assert [each.until for each in keys.settle(path, 3000)] == [None, 3000, 2000]
+    assert ids(keys.rotate(path, 2500)) == [2, 1, 0]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_there_are_no_more_keys_than_a_client_reads(tmp_path):
+    path = tmp_path / "relay.key"
+    keys.write_key(path, 1)
+    for _ in range(limits_relay.RELAY_KEYS_MAX - 1):
+        keys.rotate(path, 0.0)
+        keys.settle(path, 1000.0)
+    with pytest.raises(errors.ConfigError, match="wait"):
+        keys.rotate(path, 0.0)
+    assert len(ohttp.decode_keys(keys.read_keys((path,), 0.0).listed)) == limits_relay.RELAY_KEYS_MAX
+
+
+async def test_a_changed_file_of_keys_is_taken_up_without_a_start(tmp_path, relaying):
+    path = tmp_path / "relay.key"
+    old = keys.write_key(path, 1)
+    async with relaying(service.RelayConfig(keys=(path,))) as (address,), httpx2.AsyncClient() as http:
+
+        async def listed():
+            return [key.key_id for key in ohttp.decode_keys((await http.get(f"http://{address}/")).content)]
+
+        async def listed_is(*wanted):
+            async with asyncio.timeout(30):
+                while await listed() != list(wanted):  # noqa: ASYNC110 - it is the relay that says it
+                    await asyncio.sleep(0.05)
+
+        assert await listed() == [1]
+        keys.rotate(path, CLOCK.wall())
+        await listed_is(2, 1)
+        path.chmod(0o644)  # not to be used: those before stay
+        await asyncio.sleep(2 * limits_relay.RELAY_KEYS_LOOK_S)
+        assert await listed() == [2, 1]
+        path.chmod(0o600)
+        keys.settle(path, CLOCK.wall())
+        await listed_is(2)
+        sealed, _ = ohttp.seal_request(old.config, b"", entropy=RNG.token_bytes(32))
+        answer = await http.post(f"http://{address}/", content=sealed, headers={"content-type": ohttp.REQUEST_TYPE})
+        assert json.loads(answer.content)["type"] == ohttp.KEY_PROBLEM
 
 
 def test_ssl_is_verified_by_default(tmp_path):
     keys.write_key(tmp_path / "a", 1)
     made = service.Service(service.RelayConfig(keys=(tmp_path / "a",)), clock=CLOCK, rng=RNG)
     assert made.gateway is not None
-    context = made._pool._dialer._context
+    context = made.pool._dialer._context
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)

@@ -1,6 +1,6 @@
 """stormline under httpx2. `options`: "disabled", what to do without (means, "h2", "doh", "admission"); "bundle", path
 of a bundle; "network", the kind it is told to be on; "doh", servers for DNS over HTTPS: [[URL, [address, ...]], ...];
-"plan", preset for all requests."""
+"plan", preset for all requests; "fresh", each request is an app's first, with a client of its own."""
 
 import contextlib
 import ssl
@@ -49,15 +49,27 @@ async def client(config: dict[str, Any]) -> AsyncIterator[Callable[[str], Awaita
         tls.set_alpn_protocols(list(alpn))
         return tls
 
-    transport = AsyncTransport(config=settings, verify=trust, outside=Outside(network=_network))
     timeout = httpx2.Timeout(None, connect=settings.connect_timeout_s, read=settings.read_timeout_s)
-    async with httpx2.AsyncClient(transport=transport, timeout=timeout) as http:
+
+    def opened() -> httpx2.AsyncClient:
+        transport = AsyncTransport(config=settings, verify=trust, outside=Outside(network=_network))
+        _open[:] = [transport]
+        return httpx2.AsyncClient(transport=transport, timeout=timeout)
+
+    async def first(url: str) -> tuple[int, bytes]:
+        async with opened() as http:
+            answer = await http.get(url)
+            return answer.status_code, answer.content
+
+    if options.get("fresh"):
+        yield first
+        return
+    async with opened() as http:
 
         async def get(url: str) -> tuple[int, bytes]:
             answer = await http.get(url)
             return answer.status_code, answer.content
 
-        _open.append(transport)
         yield get
 
 
