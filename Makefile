@@ -35,9 +35,9 @@ LOCKED := requirements/tools.txt requirements/dev.txt pyproject.toml
 # command:package; tests that need one skip where it is missing.
 SYSTEM_TOOLS := chromium:chromium nft:nftables ip:iproute2 \
 	nginx:nginx-light caddy:caddy haproxy:haproxy nghttpd:nghttp2-server \
-	tinyproxy:tinyproxy-bin microsocks:microsocks kdig:knot-dnsutils
+	tinyproxy:tinyproxy-bin mosquitto:mosquitto microsocks:microsocks kdig:knot-dnsutils
 # Those whose package would also start it as a service of the machine, now and at each boot.
-SERVICES := nginx caddy haproxy
+SERVICES := nginx caddy haproxy mosquitto
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-annotate --no-header $(LOCK_ARGS)
 

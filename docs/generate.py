@@ -129,6 +129,7 @@ def limits_page() -> str:
     """Give every bound there is: those of the product, then those of laboratory and simulator."""
     from stormline.core import (
         limits,
+        limits_carriers,
         limits_diagnosis,
         limits_lab,
         limits_level,
@@ -142,7 +143,8 @@ def limits_page() -> str:
 
     about = inspect.cleandoc(limits.__doc__ or "")
     modules = (limits, limits_names, limits_network, limits_diagnosis, limits_level, limits_means, limits_memory)
-    bounds = (line for each in (*modules, limits_netlog, limits_platform, limits_lab) for line in _bounds(each))
+    more = (limits_carriers, limits_netlog, limits_platform, limits_lab)
+    bounds = (line for each in (*modules, *more) for line in _bounds(each))
     return _page("Limits", "src/stormline/core/limits.py", about, *bounds)
 
 
@@ -156,6 +158,8 @@ def _kind(annotation: Any) -> str:
             return part.description
     if annotation == dict[str, str]:
         return "table of texts"
+    if annotation == tuple[str, ...]:
+        return "list of texts"
     return " or ".join(f"`{value}`" for value in get_args(annotation))
 
 
@@ -168,7 +172,7 @@ def _settings(section: type, prefix: str = "") -> Iterator[tuple[str, ...]]:
         if isinstance(field.type, type) and issubclass(field.type, model.Section):
             yield from _settings(field.type, f"{key}.")
         elif key != "state":
-            shown = "" if field.default in ("", msgspec.NODEFAULT) else f"`{field.default}`"
+            shown = "" if field.default in ("", (), msgspec.NODEFAULT) else f"`{field.default}`"
             variable = f"STORMLINE_{key.upper().replace('.', '__')}"
             yield f"`{key}`", f"`{variable}`", _kind(field.type), shown, docs[field.name]
 
@@ -189,7 +193,7 @@ gateway = 9443
 "shop.demo" = "http://127.0.0.1:8707"
 ```
 
-In the environment `.` becomes `__`; a table of texts is written as JSON.
+In the environment `.` becomes `__`; a table of texts is written as JSON, a list with commas.
 """
 CONFIGURATION_OTHERS = """
 ## Variables that are not settings

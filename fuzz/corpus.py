@@ -12,13 +12,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stormline.client import memory
+from stormline.core.values import Address
 from stormline.net import probes, rtnetlink
 from stormline.outbound import http2_codec
 from stormline.outbound.messages import HttpRequest
 from stormline.policy import snapshot
 from stormline.telemetry import feedback, netlog, report
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
-from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan, tokens
+from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan, proxyprotocol, tokens
 from stormline.wire import messages as m
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -340,6 +341,19 @@ def probe_answers() -> list[bytes]:
         b"HTTP/1.1 200 OK\r\n\r\nsuccess\n",
         b'{"captive": true, "user-portal-url": "https://portal.test/"}',
         question[2:3] + b"\x81\x83" + question[4:],
+    ]
+
+
+def proxy_headers() -> list[bytes]:
+    """PROXY protocol headers: both families, values behind the addresses, and a front's own look."""
+    one, six = Address("192.0.2.7", 4711), Address("2001:db8::7", 443)
+    header = proxyprotocol.encode(one, one)
+    values = b"\x20\x00\x03\x01\x00\x00"
+    return [
+        header,
+        proxyprotocol.encode(six, six),
+        header[:14] + (12 + len(values)).to_bytes(2, "big") + header[16:] + values,
+        proxyprotocol.SIGNATURE + b"\x20\x00\x00\x00",
     ]
 
 

@@ -16,6 +16,7 @@ from stormline.core import (
     codes,
     errors,
     limits,
+    limits_carriers,
     limits_means,
     limits_memory,
     limits_names,
@@ -30,7 +31,7 @@ from stormline.policy.addresses import AddressBook, Candidate
 from stormline.policy.shape import Network, RequestShape
 from stormline.policy.timeouts import TimeoutPolicy
 from stormline.telemetry import feedback, netlog, report
-from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan
+from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan, proxyprotocol
 from stormline.wire import events as e
 from stormline.wire import messages as m
 from stormline.wire.connection import Connection
@@ -453,6 +454,16 @@ def fuzz_ohttp(data: bytes) -> None:
         assert data in genuine, "a forged answer was opened"
 
 
+def fuzz_proxy_header(data: bytes) -> None:
+    """Give an address, none, or RemoteProtocolError; an address that was read is written back."""
+    with contextlib.suppress(errors.RemoteProtocolError):
+        size = proxyprotocol.size_of(data[: proxyprotocol.HEAD_BYTES])
+        assert size <= limits_carriers.PROXY_HEADER_BYTES_MAX, "a header has no bound"
+        source = proxyprotocol.parse(data[:size])
+        if source is not None:
+            assert proxyprotocol.parse(proxyprotocol.encode(source, source)) == source, "another reading"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A parser under fuzzing: the function that holds its invariant, and valid inputs to start from."""
@@ -509,4 +520,5 @@ TARGETS = {
     "probe_answer": Target(run=fuzz_probe_answer, seeds=corpus.probe_answers),
     "network_log": Target(run=fuzz_network_log, seeds=corpus.network_logs),
     "feedback": Target(run=fuzz_feedback, seeds=corpus.feedbacks),
+    "proxy_header": Target(run=fuzz_proxy_header, seeds=corpus.proxy_headers),
 }

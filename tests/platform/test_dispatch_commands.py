@@ -97,7 +97,7 @@ def test_health_shows_what_the_probes_found_and_drains(platform: RunningPlatform
     gateway = str(platform.addresses["gateway"])
 
     def target() -> dict[str, Any]:
-        [found] = [each for each in _run(platform, "health")["targets"] if each["address"] == gateway]
+        [found, _] = [each for each in _run(platform, "health")["targets"] if each["address"] == gateway]
         return dict(found)
 
     clock = SystemClock()
@@ -129,7 +129,8 @@ def test_set_what_cannot_be_is_one_clear_line(platform: RunningPlatform, tmp_pat
     rules = _edit(platform, file)
     file.write_text(json.dumps(rules | {"apps": {"demo": [HOST, "nowhere.example"]}}))
     assert "lists host 'nowhere.example', which has no rules" in _refused(platform, "set", str(file))
-    rules["hosts"][HOST]["endpoints"][0]["port"] = 9
+    for each in rules["hosts"][HOST]["endpoints"]:
+        each["port"] = 9
     file.write_text(json.dumps(rules))
     assert f"no endpoint answers for {HOST}" in _refused(platform, "set", str(file))
     file.write_text("{")

@@ -13,7 +13,7 @@ ITERATIONS = 400
 NAMES = [
     "frames", "connection_server", "connection_client", "jws", "plan", "dns", "dns_server", "bundle", "report",
     "address", "proxy_settings", "httpsig", "http2", "bhttp", "ohttp", "decoding", "network_memory",
-    "rtnetlink", "network_story", "probe_answer", "network_log", "feedback",
+    "rtnetlink", "network_story", "probe_answer", "network_log", "feedback", "proxy_header",
 ]  # fmt: skip
 
 

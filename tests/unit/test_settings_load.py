@@ -82,6 +82,12 @@ class TestSources:
         env = {"STORMLINE_NATS__URL": "nats://127.0.0.1:1"}
         assert _load(tmp_path, env=env, nats__url="nats://127.0.0.1:2").nats.url == "nats://127.0.0.1:2"
 
+    def test_load_lists_from_file_and_from_environment_agree(self, tmp_path: Path) -> None:
+        from_file = _load(tmp_path, '[gateway]\nlisten = ["127.0.0.1:1", "[::1]:2"]\nfronts = ["10.0.0.0/8"]\n')
+        variables = {"STORMLINE_GATEWAY__LISTEN": "127.0.0.1:1, [::1]:2", "STORMLINE_GATEWAY__FRONTS": "10.0.0.0/8"}
+        assert from_file.gateway == _load(tmp_path, "", variables).gateway
+        assert from_file.gateway.listen == ("127.0.0.1:1", "[::1]:2")
+
     def test_load_upstreams_from_file_and_from_environment_agree(self, tmp_path: Path) -> None:
         from_file = _load(tmp_path, '[api.upstreams]\n"shop.demo" = "http://127.0.0.1:8707"\n')
         from_env = _load(tmp_path, env={"STORMLINE_API__UPSTREAMS": '{"shop.demo": "http://127.0.0.1:8707"}'})
@@ -120,6 +126,9 @@ class TestWrongInput:
             ('[api.upstreams]\n"shop.demo" = "ftp://127.0.0.1:1"', "api.upstreams: expected host names"),
             ('[api.upstreams]\n"shop.demo" = "http://elsewhere:1"', "api.upstreams: expected host names"),
             ('[api.upstreams]\n"shop.demo" = "http://127.0.0.1:1/path"', "api.upstreams: expected host names"),
+            ('[gateway]\nlisten = ["localhost:1"]', "gateway.listen: expected addresses"),
+            ('[gateway]\nfronts = ["10.0.0.1/8"]', "gateway.fronts: expected networks"),
+            ('[gateway]\norigins = ["https://app.example/"]', "gateway.origins: expected origins"),
             ('[api.upstreams]\n"shop demo" = "http://127.0.0.1:1"', "api.upstreams: expected host names"),
             ('[nats]\nurl = "http://127.0.0.1:1"', "nats.url: expected nats://host:port"),
             ('state = "/x"', "use --state or STORMLINE_STATE"),

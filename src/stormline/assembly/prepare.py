@@ -185,16 +185,19 @@ def _rules(settings: Settings, running: Mapping[str, Role], relay: Endpoint | No
     hosts: dict[str, HostPlan] = {}
     gateways: dict[str, tuple[Endpoint, ...]] = {}
     if "gateway" in running:
-        gateway = Endpoint(
-            host=settings.advertised,
-            port=settings.ports.gateway,
-            carrier=Carrier.LONG_TLS,
-            server_name=SERVER_NAMES["gateway"],
-            unit=settings.unit,
+        places = tuple(
+            Endpoint(
+                host=settings.advertised,
+                port=settings.ports.gateway,
+                carrier=carrier,
+                server_name=SERVER_NAMES["gateway"],
+                unit=settings.unit,
+            )
+            for carrier in (Carrier.LONG_TLS, Carrier.LONG_WSS)
         )
         names = [*settings.api.upstreams, *([SERVER_NAMES["apm"]] if "apm" in running else [])]
-        hosts = {host: HostPlan(endpoints=(gateway,)) for host in names}
-        gateways = {settings.app: (gateway,)}
+        hosts = {host: HostPlan(endpoints=places) for host in names}
+        gateways = {settings.app: places}
     if relay is not None:
         for origin in settings.relay.origins:
             host = origin.partition(":")[0]

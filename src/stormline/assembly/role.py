@@ -19,7 +19,7 @@ from stormline.assembly import layout
 from stormline.assembly.names import SERVER_NAMES
 from stormline.core import errors
 from stormline.core.clock import Clock, Rng
-from stormline.core.values import Address, Secret
+from stormline.core.values import Address, Secret, parse_address
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.settings.model import Settings
 
@@ -174,6 +174,10 @@ async def _gateway(context: Context) -> None:
     config = GatewayConfig(
         host=settings.host,
         port=settings.ports.gateway,
+        listen=tuple(map(parse_address, settings.gateway.listen)),
+        plain=tuple(map(parse_address, settings.gateway.plain)),
+        fronts=settings.gateway.fronts,
+        origins=settings.gateway.origins,
         tls=TlsFiles(place.certificate("gateway"), place.certificate_key("gateway")),
         unit=settings.unit,
         apps={settings.app: context.resolved.token_keys},

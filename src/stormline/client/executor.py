@@ -5,15 +5,15 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from stormline.client import recourse
+from stormline.client import recourse, telling
 from stormline.client.admission import Admission
 from stormline.client.answer import Answer, RequestBody
 from stormline.client.config import Config
 from stormline.client.following import FollowedBody
 from stormline.client.lanes import CallLimits, Failed, Lane, Reply, Run
-from stormline.client.longcall import LONG_TLS, ask_long
+from stormline.client.longcall import LONG_CARRIERS, ask_long
 from stormline.client.looks import FirstLooks
 from stormline.client.network import NetworkState
 from stormline.client.parking import Parking
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
     from stormline.client.rules import ClearHttp
     from stormline.client.scheduling import Scheduling
     from stormline.wire.plan import Endpoint
-
-_H1: Final = "h1"
-_H2: Final = "h2"
-"""`wire.plan.Carrier`, by value: that module is loaded with a platform only."""
 
 
 class Executor:
@@ -224,7 +220,7 @@ class Executor:
                 error = failed.error
                 if lane.path is self._first and run.path is self._first:
                     self._network.met(run.request.host, error)
-                _tell_where(lane)
+                telling.tell_where(lane)
                 run.trace.attempt_failed(error)
                 self.admission.failed(run, error)
                 worst = recourse.worse(worst, error)
@@ -232,7 +228,7 @@ class Executor:
                 self._paths.again(run)
                 step = await self._after_failure(run, failed)
             else:
-                _tell(run.trace, reply)
+                telling.tell(run.trace, reply)
                 if run.stalled:
                     recourse.outdone(lane, reply, self._time())
                 if reply.path is not None and reply.path is not run.path:
@@ -422,7 +418,7 @@ class Executor:
         # A connection that brought something meanwhile says nothing of the path, and must not make us more patient.
         dark = held.heard_at <= lane.asked_at
         waited_s = self._time() - lane.asked_at if dark else None
-        lane.path.steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
+        lane.path.steering.unanswered(run, held.peer, waited_s=waited_s, protocol=telling.spoken(held))
         if held.peer is not None:
             run.left.add(held.peer)
         if may_open:
@@ -480,7 +476,7 @@ class Executor:
             other.newer_than = lane.asked_at
         elif lane.held is not None and lane.held.peer is not None:
             run.left.add(lane.held.peer)  # not on the connection that is late
-        other.note(f"try {step.means}{_where(step)}")
+        other.note(f"try {step.means}{telling.where(step)}")
         run.trace.handed_down(run.shape.request_bytes)
         self._hedged(run.shape.request_bytes)
         attempt = self._run_beside(other, lane if unproven else None)
@@ -584,13 +580,13 @@ class Executor:
                     self._paths.watch(lane)
                 try:
                     reply = await run.first(self._try(lane))
-                    _tell(run.trace, reply)
+                    telling.tell(run.trace, reply)
                     switch(run, reply.path or self._first)
                     run.answering = reply.held
                     self._be_patient(run, reply.source)
                     return reply
                 except Failed as failed:
-                    _tell_where(lane)
+                    telling.tell_where(lane)
                     run.trace.attempt_failed(failed.error)
                     step = await self._after_failure(run, failed)
                 finally:
@@ -630,7 +626,7 @@ class Executor:
             trace.record.plan_version = plan.version
         if scheduling.last_error is not None:
             trace.note(str(scheduling.last_error))
-        if _H2 in off:
+        if telling.H2 in off:
             run.blocked = self._h1
         endpoints = () if host_plan is None else recourse.allowed(host_plan.endpoints, off)
         return self._laid_out(run, endpoints, self._config.disabled | off)
@@ -648,7 +644,7 @@ class Executor:
             raise errors.LocalProtocolError(f"{request.host}: the plan {preset.name!r} asks over TLS only")
         proxied = self._proxies.proxy_for(request.scheme, request.host, request.port) is not None
         addresses: recourse.Known = {} if proxied else self._addresses
-        longline = self._longline if any(each.carrier == LONG_TLS for each in endpoints) else None
+        longline = self._longline if any(each.carrier in LONG_CARRIERS for each in endpoints) else None
         return means.plan(
             long=longline is not None and not longline.stopped,
             long_last=longline is not None and longline.paused,
@@ -715,7 +711,7 @@ class Executor:
             tuple(response.headers),
             response.source,
             lane.held,
-            _H2 if response.http_version == "HTTP/2" else _H1,
+            telling.H2 if response.http_version == "HTTP/2" else telling.H1,
             response.reused,
             False,
             path,
@@ -755,7 +751,7 @@ class Executor:
         if held is not None and not reused and not untouched:
             timed_out = isinstance(error, errors.DeadlineExceeded) and lane.asked_at is not None
             waited_s = self._time() - lane.asked_at if timed_out and lane.asked_at is not None else None
-            lane.path.steering.unanswered(run, held.peer, waited_s=waited_s, protocol=_spoken(held))
+            lane.path.steering.unanswered(run, held.peer, waited_s=waited_s, protocol=telling.spoken(held))
             if held.peer is not None:
                 run.left.add(held.peer)
         if self._h1 and isinstance(error, errors.DeadlineExceeded):
@@ -767,31 +763,6 @@ class Executor:
 def _has_key(request: HttpRequest) -> bool:
     """Say whether a write may be repeated."""
     return field_value(request.headers, b"idempotency-key") is not None
-
-
-def _where(step: Step) -> str:
-    return f" at {', '.join(map(str, step.addresses))}" if step.addresses else ""
-
-
-def _tell_where(lane: Lane) -> None:
-    """Tell the trace on which connection an attempt failed, where it came to one."""
-    held = lane.held
-    if held is not None and held.peer is not None:
-        lane.run.trace.failed_on(str(held.peer), _spoken(held), reused=not lane.dialled)
-
-
-def _spoken(held: Held) -> str:
-    return _H2 if held.shared is not None else _H1
-
-
-def _tell(trace: CallTrace, reply: Reply) -> None:
-    """Tell the trace whose answer it is."""
-    if reply.held is not None:
-        trace.connected(_shown(reply.held.peer), reply.carrier, reused=reply.reused)
-    trace.answered(reply.status)
-
-
-_shown: Final = functools.lru_cache(limits.POOL_PLACES_REMEMBERED)(str)
 
 
 def _beside_failed(lane: Lane, silent: Lane, error: BaseException) -> None:

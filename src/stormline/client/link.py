@@ -111,6 +111,12 @@ class LinkCall:
         return self._link.stream
 
     @property
+    def carrier(self) -> str:
+        """By what it goes, as in `wire.plan.Carrier`."""
+        carrier: str = getattr(self._link.stream, "carrier", "sl-tls")
+        return carrier
+
+    @property
     def accepted(self) -> bool:
         """True where its link's session stands, or stood."""
         return self._link.welcome is not None
@@ -283,6 +289,11 @@ class Link:
     def standing(self) -> bool:
         """True where it takes new calls, now or as soon as one of those open has ended."""
         return self.closed is None and self.machine.state in (State.GREETING, State.OPEN)
+
+    @property
+    def busy(self) -> bool:
+        """True while calls of ours are in flight."""
+        return bool(self._calls)
 
     def now(self) -> float:
         """Give the loop's time."""

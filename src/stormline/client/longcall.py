@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stormline.client.longline import LongLine
     from stormline.wire.events import ReplyReceived
 
-LONG_TLS: Final = "sl-tls"
+LONG_CARRIERS: Final = frozenset({"sl-tls", "sl-wss"})
 """`wire.plan.Carrier`, by value: that module is loaded with a platform only."""
 _NOT_FORWARDED: Final = frozenset(
     {b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"}
@@ -70,7 +70,7 @@ async def ask_long(longline: "LongLine", run: Run, left: Callable[[Stream], bool
         ),
         source=LongBody(call, run.limits.read_timeout_s),
         held=None,
-        carrier=LONG_TLS,
+        carrier=call.carrier,
         reused=stood,
     )
 

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from stormline.client.carriers import Carriers, Target, carrier_of
 from stormline.client.config import Config
 from stormline.client.link import Link, LinkCall
 from stormline.client.scheduling import Scheduling
@@ -15,12 +16,11 @@ from stormline.core.clock import Rng
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream
-from stormline.outbound.pool import Connector
 from stormline.policy.activity import Conduct
+from stormline.policy.carriers import RANK
 from stormline.policy.reconnect import Reconnect, renewable
 from stormline.wire import events as e
 from stormline.wire import messages
-from stormline.wire.plan import Carrier
 
 _log = logging.getLogger("stormline.client")
 OnStage = Callable[[str], None]
@@ -50,25 +50,16 @@ class LineListener(Protocol):
         ...
 
 
-class _Target(NamedTuple):
-    """Where a gateway can be reached: addresses, or a name to be resolved; and whom its certificate must name."""
-
-    server_name: str
-    host: str
-    port: int
-    addresses: tuple[Address, ...] | None
-
-
 class LongLine:
     """Holds at most one link; who wants one while it is being opened waits for the same attempt."""
 
     def __init__(
-        self, config: Config, app: str, scheduling: Scheduling, dialer: Connector, rng: Rng, client_name: str
+        self, config: Config, app: str, scheduling: Scheduling, carriers: Carriers, rng: Rng, client_name: str
     ) -> None:
         self._config = config
         self._app = app
         self._scheduling = scheduling
-        self._dialer = dialer
+        self._carriers = carriers
         self._rng = rng
         self._client_name = client_name
         self._loop = asyncio.get_running_loop()
@@ -78,6 +69,8 @@ class LongLine:
         self._on_stages: list[OnStage] = []
         self._keeping: asyncio.Task[None] | None = None
         self._leaving: dict[Link, None] = {}  # in order, so that runs repeat
+        self._lesser: Link | None = None  # stands by, until the one by a better carrier is welcomed
+        self._climbing: asyncio.Task[None] | None = None
         self._suspects: list[str] = []
         self._lost = asyncio.Event()
         self._renewed = False
@@ -169,7 +162,7 @@ class LongLine:
             raise errors.DeadlineExceeded(
                 "no long connection in time", phase=Phase.CONNECT, maybe_delivered=False
             ) from error
-        trace.connected(link.peer, Carrier.LONG_TLS.value, reused=stood)
+        trace.connected(link.peer, carrier_of(link.stream), reused=stood)
         trace.enter(Phase.SEND)
         try:
             call = link.call(
@@ -236,33 +229,14 @@ class LongLine:
         except errors.DispatchError as error:
             self._reconnect.observe_failure(self._loop.time(), self._rng.random())
             raise errors.ConnectError(str(error), phase=Phase.PLAN, maybe_delivered=False) from error
-        failures = [] if targets else ["dispatch names none"]
-        for target in targets:
+        failure = "dispatch names none"
+        if targets:
             try:
-                return self._start(await self._dial(target), token)
+                return self._start(await self._carriers.open(targets, self._stage), token)
             except errors.TransportError as error:
-                failures.append(str(error))
+                failure = str(error)
         self._reconnect.observe_failure(self._loop.time(), self._rng.random())
-        raise errors.ConnectError(
-            f"no gateway can be reached: {'; '.join(failures)}", phase=Phase.CONNECT, maybe_delivered=False
-        )
-
-    async def _dial(self, target: _Target) -> Stream:
-        stream = await self._dialer.dial(
-            target.host,
-            target.port,
-            tls=True,
-            timeout_s=self._config.connect_timeout_s,
-            addresses=target.addresses,
-            server_name=target.server_name,
-            on_stage=self._stage,
-        )
-        if stream.alpn != messages.ALPN:
-            stream.close()
-            raise errors.TlsError(
-                f"{stream.peer} does not speak {messages.ALPN}", phase=Phase.TLS, maybe_delivered=False
-            )
-        return stream
+        raise errors.ConnectError(f"no gateway can be reached: {failure}", phase=Phase.CONNECT, maybe_delivered=False)
 
     def _start(self, stream: Stream, token: str) -> Link:
         link = Link(stream, self, heartbeat_s=self._heartbeat_s)
@@ -286,21 +260,22 @@ class LongLine:
         self._link = link
         return link
 
-    def _targets(self) -> list[_Target]:
+    def _targets(self) -> list[Target]:
         """Gateways of the plan, best first; one that broke off before its WELCOME goes behind the others."""
         plan = self._scheduling.plan
         if plan is None:
             return []
-        named: list[_Target] = []
-        numbered: dict[str, dict[Address, None]] = {}
+        off = self._config.disabled.union(plan.disabled)
+        named: list[Target] = []
+        numbered: dict[tuple[str, str], dict[Address, None]] = {}
         for endpoint in (*plan.gateways, *(each for host in plan.hosts.values() for each in host.endpoints)):
-            if endpoint.carrier != Carrier.LONG_TLS or not endpoint.server_name:
+            if endpoint.carrier not in RANK or endpoint.carrier in off or not endpoint.server_name:
                 continue
             address = Address(endpoint.host, endpoint.port)
             if address.is_ip:
-                numbered.setdefault(endpoint.server_name, {})[address] = None
+                numbered.setdefault((endpoint.carrier, endpoint.server_name), {})[address] = None
             else:
-                named.append(_Target(endpoint.server_name, *address, None))
+                named.append(Target(endpoint.carrier, endpoint.server_name, *address, None))
         if all(str(address) in self._suspects for addresses in numbered.values() for address in addresses):
             self._suspects = self._suspects[-1:]  # all have failed: begin anew, the last one last
         groups = []
@@ -309,7 +284,40 @@ class LongLine:
             good = tuple(address for address in addresses if address not in suspect)
             groups += [(rank, name, group) for rank, group in enumerate((good, suspect)) if group]
         groups.sort(key=lambda group: group[0])  # stable: the plan's order stays
-        return [*(_Target(name, name, group[0].port, group) for _, name, group in groups), *dict.fromkeys(named)]
+        numbers = [Target(by, name, name, group[0].port, group) for _, (by, name), group in groups]
+        return [*numbers, *dict.fromkeys(named)]
+
+    # -- by a better carrier -----------------------------------------------------------------------------------------
+
+    def _climb(self, carrier: str) -> None:
+        self._climbing = asyncio.create_task(self._try_better(carrier), name="stormline climb")
+
+    async def _try_better(self, carrier: str) -> None:
+        """Open a link by a better carrier beside the one that stands, and go over to it where no call would notice."""
+        targets = [each for each in self._targets() if each.carrier == carrier]
+        try:
+            stream = await self._carriers.open_by(targets, lambda stage: None)
+        except errors.TransportError as error:
+            _log.info("%s does not pass yet: %s", carrier, error)
+            self._carriers.tried(carrier, good=False)
+        else:
+            self._carriers.tried(carrier, good=True)
+            await self._go_over(stream)
+        if (link := self.link) is not None and link.welcome is not None:
+            self._carriers.watch(carrier_of(link.stream), self._climb)
+
+    async def _go_over(self, stream: Stream) -> None:
+        try:
+            token = await self._scheduling.token()
+        except errors.DispatchError:
+            stream.close()
+            return
+        standing = self.link
+        if standing is None or standing.busy or self._opening is not None:
+            stream.close()
+            return
+        self._lesser = standing
+        self._start(stream, token)
 
     # -- kept open for pushes --------------------------------------------------------------------------------------
 
@@ -350,6 +358,10 @@ class LongLine:
 
     def link_welcomed(self, link: Link, welcome: messages.Welcome) -> None:
         """See `LinkListener`."""
+        self._carriers.stands(carrier_of(link.stream), self._climb)
+        if (lesser := self._lesser) is not None and lesser is not link:
+            self._lesser = None
+            self._leaving[lesser] = None  # the gateway ends it: a device has one session
         self._reconnect.observe_success(self._loop.time())
         self._suspects.clear()
         self.last_refusal = None
@@ -393,9 +405,16 @@ class LongLine:
         """See `LinkListener`: decide when to come back."""
         if link in self._leaving:
             del self._leaving[link]
+        elif link is self._lesser:
+            self._lesser = None
+        elif self._link is link and link.welcome is None and self._lesser is not None and self._lesser.standing:
+            self._link, self._lesser = self._lesser, None  # the better carrier brought no session after all
+            self._carriers.tried(carrier_of(link.stream), good=False)
+            self._carriers.watch(carrier_of(self._link.stream), self._climb)
         else:
             if self._link is link:
                 self._link = None
+                self._carriers.close()
             self._plan_return(link, closed)
             self._lost.set()
         if self.listener is not None:
@@ -406,6 +425,8 @@ class LongLine:
         if link.welcome is None:
             self._suspects = [peer for peer in self._suspects if peer != link.peer][-limits.DIAL_CANDIDATES_MAX :]
             self._suspects.append(link.peer)
+            if not closed.by_peer:
+                self._carriers.failed(carrier_of(link.stream))
         if closed.by_peer and closed.code != codes.Code.OK:
             refusal = errors.RefusedError(closed.code, closed.reason, closed.retry_after_s)
             self.last_refusal = refusal
@@ -427,7 +448,7 @@ class LongLine:
 
         Without `doubt` links whose address is there are left in peace.
         """
-        links = [*self._leaving, *([self._link] if self._link is not None else [])]
+        links = self._links()
         if not doubt:
             links = [link for link in links if gone(link.stream)]
             if not links:
@@ -437,10 +458,13 @@ class LongLine:
         self._reconnect.reset()  # after them: a link that ends here plans its return, and there is nothing to wait for
         self._nudge.set()
 
+    def _links(self) -> list[Link]:
+        return [*self._leaving, *(link for link in (self._lesser, self._link) if link is not None)]
+
     def behave(self, conduct: Conduct) -> None:
         """Behave as the user's activity asks: heartbeat, and when a link comes back that nobody waits for."""
         self._heartbeat_s = conduct.heartbeat_s
-        for link in (*self._leaving, *([self._link] if self._link is not None else [])):
+        for link in self._links():
             link.set_heartbeat(conduct.heartbeat_s)
         self._reconnect.set_pace(conduct.return_first_s, conduct.return_max_s)
         self._nudge.set()
@@ -449,20 +473,22 @@ class LongLine:
         """Drop everything at once, without a word; also for a line whose event loop is closed."""
         self.listener = None
         with contextlib.suppress(RuntimeError):  # a closed loop cannot cancel any more
-            for task in (self._keeping, self._opening):
+            self._carriers.close()
+            for task in (self._keeping, self._opening, self._climbing):
                 if task is not None:
                     task.cancel()
-        links = (*self._leaving, *([self._link] if self._link is not None else []))
-        for link in links:
+        for link in self._links():
             link.abandon()
 
     async def aclose(self) -> None:
         """Say good-bye and end everything."""
         await self.unkeep()
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
-        links = [*self._leaving, *([self._link] if self._link is not None else [])]
+        self._carriers.close()
+        for task in (self._opening, self._climbing):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        links = self._links()
         self._link = None
         await asyncio.gather(*(link.close() for link in links))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from stormline.client.config import Config
+from stormline.client.longcall import LONG_CARRIERS
 from stormline.client.recourse import allowed, origins
 from stormline.core import errors, limits_memory
 from stormline.outbound.held import key_of
@@ -91,7 +92,7 @@ class Preconnector:
                 off = off.union(plan.policy.disabled)
             disabled, h1 = disabled | off, self.h1 and "h2" in off
             endpoints = allowed(plan.endpoints, off) if plan is not None else ()
-            long = any(each.carrier == "sl-tls" for each in endpoints) and Means.LONG not in disabled
+            long = any(each.carrier in LONG_CARRIERS for each in endpoints) and Means.LONG not in disabled
             if long and self.longline is not None and not self.longline.stopped and not self.longline.paused:
                 await self.longline.get()
                 return True

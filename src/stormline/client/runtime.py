@@ -440,6 +440,7 @@ class Runtime:
     def _join(self, config: Config, app: str) -> None:
         """Set up the parts that need a platform."""
         # Imported here: most of the client's code, and all of its cryptography, is for clients of a platform.
+        from stormline.client.carriers import TLS, WSS, Carriers
         from stormline.client.commands import Commands
         from stormline.client.longline import LongLine
         from stormline.client.recorder import Recorder
@@ -473,8 +474,13 @@ class Runtime:
         steering = self.steering
         self.scheduling.network = lambda: "" if steering.network.kind == "unknown" else steering.network.kind
         self._allowance.scheduling, self._allowance.commands = self.scheduling, Commands()
-        long_dialer = self._dialer(long_context, Planned(steering), roles=True)
-        self.longline = LongLine(config, app, self.scheduling, long_dialer, self.rng, CLIENT_NAME)
+        planned = Planned(steering)
+        dialers = {
+            TLS: self._dialer(long_context, planned, roles=True),
+            WSS: self._dialer(context, planned, roles=True),
+        }
+        carriers = Carriers(steering, dialers, config.connect_timeout_s)
+        self.longline = LongLine(config, app, self.scheduling, carriers, self.rng, CLIENT_NAME)
         self.longline.woke = self.counting.woke
         if config.report:
             self._recorder = Recorder(

@@ -20,6 +20,7 @@ from stormline.policy import stall
 from stormline.policy import strategy as strategies
 from stormline.policy.addresses import AddressBook, AddressOutcome, Candidate, Verdict
 from stormline.policy.budget import RetryBudget, RetryVerdict
+from stormline.policy.carriers import CarrierPolicy
 from stormline.policy.hedge import HedgePolicy
 from stormline.policy.level import BEHAVIOUR, Quality
 from stormline.policy.quality import State
@@ -98,6 +99,7 @@ class Steering:
         budget: how much may be repeated.
         sensing: how good the network is.
         hedges: when a second request beside a late one is worth its bytes.
+        carriers: by what the long connection is tried.
         strategy: which protocol to speak to whom, and when to try something else than the best.
         recalls: gives what was kept of a network between starts, None where nothing was; asked once for each network.
         last_peer: the address that was connected to last.
@@ -138,6 +140,7 @@ class Steering:
         self.budget = RetryBudget()
         self.hedges = HedgePolicy()
         self.strategy = Strategy(self.addresses.worked_within)
+        self.carriers = CarrierPolicy()
         self.recalls: Callable[[Network], NetworkRecord | None] = lambda network: None
         self.learned: Callable[[], None] = lambda: None
         self.spare: Callable[[int], bool] = lambda cost_bytes: True
@@ -152,7 +155,7 @@ class Steering:
     def share(self, other: "Steering") -> None:
         """Keep what is learned where another keeps it: each knows its network by its id."""
         self.timeouts, self.addresses, self.budget = other.timeouts, other.addresses, other.budget
-        self.hedges, self.strategy = other.hedges, other.strategy
+        self.hedges, self.strategy, self.carriers = other.hedges, other.strategy, other.carriers
 
     # -- what is kept of networks -------------------------------------------------------------------------------------
     def enter_network(self) -> None:
@@ -166,6 +169,7 @@ class Steering:
         if kept is not None:
             ahead_s = self._wall_s() - now
             strategies.recall(kept, self.network, self.addresses, self.timeouts, self.strategy, now, ahead_s)
+            self.carriers.restore(self.network.id, kept.carriers, now, ahead_s)
 
     def rename(self, network: Network) -> None:
         """Know the network by another name from now on, with what was learned of it, and what was kept under that."""
@@ -175,6 +179,7 @@ class Steering:
         now = self._loop.time()
         ahead_s = self._wall_s() - now
         strategies.recall(learned, network, self.addresses, self.timeouts, self.strategy, now, ahead_s)
+        self.carriers.restore(network.id, learned.carriers, now, ahead_s)
         self.enter_network()
         self.learned()
 
@@ -182,13 +187,15 @@ class Steering:
         """Give what is to be kept of a network."""
         now = self._loop.time()
         ahead_s = self._wall_s() - now
-        return strategies.collect(network, self.addresses, self.timeouts, self.strategy, now, ahead_s)
+        record = strategies.collect(network, self.addresses, self.timeouts, self.strategy, now, ahead_s)
+        return record._replace(carriers=self.carriers.export(network.id, ahead_s))
 
     def forget(self) -> None:
         """Forget what was learned of every network; what is under way is not touched."""
         self.timeouts = TimeoutPolicy()
         self.addresses = AddressBook()
         self.hedges = HedgePolicy()
+        self.carriers = CarrierPolicy()
         self.strategy = Strategy(self.addresses.worked_within)
         self.strategy.enter(self.network.id, self._loop.time())
 

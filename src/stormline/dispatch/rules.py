@@ -13,7 +13,7 @@ from stormline.core import errors, ids
 from stormline.core import limits_platform as limits
 from stormline.policy import means, presets
 from stormline.wire import hostname, jws, ohttp, pathpattern, strictjson
-from stormline.wire.plan import PUSH, SEALED, Carrier, Endpoint, HostPlan, Policy
+from stormline.wire.plan import LONG_CARRIERS, PUSH, SEALED, Carrier, Endpoint, HostPlan, Policy
 
 FORMAT: Final = "stormline-rules/1"
 MEANS: Final = frozenset(each.value for each in means.Means)
@@ -309,8 +309,9 @@ def _check_switches(names: tuple[str, ...], where: str) -> None:
     if len(names) > limits.RULES_NAMES_MAX:
         raise errors.ConfigError(f"{where}: at most {limits.RULES_NAMES_MAX} means can be disabled")
     for name in names:
-        if name not in SWITCHES:
-            raise errors.ConfigError(f"{where}: {name[:40]!r} cannot be disabled: one of {', '.join(sorted(SWITCHES))}")
+        if name not in SWITCHES and name not in LONG_CARRIERS:
+            known = ", ".join(sorted((*SWITCHES, *LONG_CARRIERS)))
+            raise errors.ConfigError(f"{where}: {name[:40]!r} cannot be disabled: one of {known}")
 
 
 def _at_most(things: Any, most: int, where: str, what: str) -> None:

@@ -1,11 +1,12 @@
 """What the gateway role is told at its start."""
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stormline.core import errors, ids, limits, limits_platform
-from stormline.core.values import Secret
+from stormline.core import errors, ids, limits, limits_carriers, limits_platform
+from stormline.core.values import Address, Secret
 from stormline.engine.nats import EngineConfig
 from stormline.web.server import TlsFiles
 
@@ -17,7 +18,14 @@ class GatewayConfig:
     Attributes:
         host: address to listen on for long connections.
         port: TCP port, 0 for a free one.
-        tls: certificate and key of the long connections; there is no plain form.
+        listen: further addresses for them.
+        plain: addresses where long connections are taken without TLS too: for a front that ends it, and for benches.
+        fronts: networks (`10.0.0.0/8`) of fronts: their connections begin with a PROXY protocol header, version 2, and
+            need no TLS.
+        origins: pages that browsers may connect from, as `https://app.example`, beside those of the gateway's own name.
+        tls: certificate and key of the long connections; read anew when the files change.
+        mptcp: listen for Multipath TCP where the kernel has it.
+        reuse_port: other processes of this user may listen on the same ports: workers of one machine.
         unit: this unit, a DNS label.
         node: this node, a DNS label, unique in the unit.
         apps: public keys that sign device tokens, base64url by key id, by app; other apps are refused.
@@ -33,7 +41,13 @@ class GatewayConfig:
 
     host: str = "127.0.0.1"
     port: int = 0
+    listen: tuple[Address, ...] = ()
+    plain: tuple[Address, ...] = ()
+    fronts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     tls: TlsFiles
+    mptcp: bool = True
+    reuse_port: bool = False
     unit: str = "u1"
     node: str = "n1"
     apps: Mapping[str, Mapping[str, str]]
@@ -50,8 +64,15 @@ class GatewayConfig:
         """Check what can be checked without starting.
 
         Raises:
-            ConfigError: a name, the heartbeat or the key is out of range.
+            ConfigError: a name, a network, the heartbeat or the key is out of range.
         """
+        if 1 + len(self.listen) + len(self.plain) > limits_carriers.LISTENERS_MAX:
+            raise errors.ConfigError(f"listen: at most {limits_carriers.LISTENERS_MAX} addresses")
+        for front in self.fronts:
+            try:
+                ipaddress.ip_network(front)
+            except ValueError as error:
+                raise errors.ConfigError(f"fronts: {error}") from error
         ids.check_label(self.unit, "unit")
         ids.check_label(self.node, "node")
         for app in self.apps:

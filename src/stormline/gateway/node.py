@@ -18,7 +18,8 @@ from stormline.appgw.rpc import RpcGate
 from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
-from stormline.engine.port import Engine
+from stormline.engine.port import Engine, KeyValue
+from stormline.gateway import tickets
 from stormline.gateway.late_engine import LateEngine
 from stormline.gateway.notices import Notices
 from stormline.gateway.registry import Registry
@@ -137,6 +138,14 @@ class GatewayNode:
     def engine_connected(self) -> bool:
         """Whether the engine is there."""
         return self._engine.connected
+
+    async def ticket_bucket(self) -> KeyValue:
+        """Give the engine's bucket of TLS ticket keys.
+
+        Raises:
+            EngineError: the engine is away.
+        """
+        return await self._engine.kv(tickets.BUCKET, persistent=False)
 
     def counts(self) -> tuple[int, int, int]:
         """Give the numbers of sessions, connections and calls."""

@@ -3,23 +3,25 @@
 import asyncio
 import contextlib
 import logging
-import ssl
+import signal
 from collections.abc import Callable
 from typing import Any, cast
 
 import uvloop
 
 from stormline.appgw.api import make_pool
-from stormline.core import errors, limits, limits_platform
+from stormline.core import errors
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.engine import nats
 from stormline.engine.port import Engine
 from stormline.gateway.admin import AdminView, make_app
 from stormline.gateway.config import GatewayConfig
+from stormline.gateway.listener import Door, Listener
 from stormline.gateway.node import Connect, GatewayNode, NodeConfig
-from stormline.web.server import HttpServer, TlsFiles, bind
-from stormline.wire import messages as m
+from stormline.gateway.tickets import TicketKeys
+from stormline.gateway.tls import LiveTls
+from stormline.web.server import HttpServer
 
 _log = logging.getLogger("stormline.gateway")
 
@@ -27,27 +29,13 @@ Started = Callable[[Address, Address], None]
 """Told where the gateway and its business API listen, once both do."""
 
 
-def tls_context(files: TlsFiles) -> ssl.SSLContext:
-    """Make the listener's TLS: version 1.3 only (RFC 8446), ALPN `sl/1` (RFC 7301).
-
-    Raises:
-        PlatformError: certificate or key cannot be used.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.set_alpn_protocols([m.ALPN])
-    try:
-        context.load_cert_chain(files.certificate, files.key)
-    except (OSError, ssl.SSLError) as error:
-        raise errors.PlatformError(f"gateway: cannot use {files.certificate} with {files.key}: {error}") from error
-    return context
-
-
 class _Gateway:
     """The parts of the role."""
 
     def __init__(self, config: GatewayConfig, clock: Clock, rng: Rng, connect: Connect) -> None:
         self._config = config
+        self._clock = clock
+        self._rng = rng
         self._node = GatewayNode(
             NodeConfig(
                 unit=config.unit,
@@ -65,9 +53,11 @@ class _Gateway:
     async def run(self, started: Started, stop: asyncio.Event) -> None:
         config = self._config
         loop = asyncio.get_running_loop()
-        context = tls_context(config.tls)
+        tickets = TicketKeys(self._clock, self._rng)
+        tls = LiveTls(config.tls, tickets)
         async with contextlib.AsyncExitStack() as stack:
-            sock = stack.enter_context(contextlib.closing(bind(config.host, config.port, "gateway")))
+            listener = self._listener(tls)
+            stack.callback(listener.close)
             http = HttpServer(
                 cast("Any", make_app(self._view())),
                 host=config.admin_host,
@@ -75,25 +65,38 @@ class _Gateway:
                 what="gateway business API",
             )
             stack.push_async_callback(http.stop)
-            server = await loop.create_server(
-                self._node.session,
-                sock=sock,
-                ssl=context,
-                backlog=limits_platform.GATEWAY_BACKLOG,
-                ssl_handshake_timeout=limits_platform.TLS_HANDSHAKE_TIMEOUT_S,
-                ssl_shutdown_timeout=limits.CLOSE_FLUSH_S,
-            )
-            stack.callback(server.close)
             await http.start()
             stack.push_async_callback(self._node.end)
             await self._node.start()
-            name = sock.getsockname()
-            address = Address(name[0], name[1])
+            following = [
+                asyncio.create_task(tls.run(), name="gateway certificate"),
+                asyncio.create_task(tickets.run(self._node.ticket_bucket), name="gateway ticket keys"),
+            ]
+            for task in following:
+                stack.callback(task.cancel)
+            listener.start()
+            with contextlib.suppress(ValueError, RuntimeError):  # signals are the main thread's alone
+                loop.add_signal_handler(signal.SIGHUP, tls.reload)
+                stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+            address = listener.addresses[0]
             _log.info("gateway %s/%s on %s, business API on %s", config.unit, config.node, address, http.address)
             started(address, http.address)
-            await self._wait(stop, self._node.background)
-            server.close()
+            await self._wait(stop, [*self._node.background, *following])
+            listener.close()
             await asyncio.gather(http.stop(), self._node.leave())
+
+    def _listener(self, tls: LiveTls) -> Listener:
+        config = self._config
+        doors = [Door(address) for address in (Address(config.host, config.port), *config.listen)]
+        return Listener(
+            [*doors, *(Door(address, plain=True) for address in config.plain)],
+            self._node.session,
+            tls.context,
+            origins=config.origins,
+            fronts=config.fronts,
+            mptcp=config.mptcp,
+            reuse_port=config.reuse_port,
+        )
 
     async def _wait(self, stop: asyncio.Event, background: list[asyncio.Task[None]]) -> None:
         """Wait for the order to stop, or for the death of a part that must live."""

@@ -157,7 +157,7 @@ class Session(asyncio.Protocol):
             self._drop()
             return
         tls = transport.get_extra_info("ssl_object")
-        if tls is None or tls.selected_alpn_protocol() != m.ALPN:
+        if tls is not None and tls.selected_alpn_protocol() != m.ALPN:  # without TLS the listener has chosen
             _log.info("%s refused: it does not speak %s", self.peer, m.ALPN)
             self._drop()
             return

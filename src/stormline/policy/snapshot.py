@@ -8,7 +8,7 @@ are milliseconds. Nothing here says what was asked or answered: hosts, their add
 import hashlib
 from typing import Final, NamedTuple
 
-from stormline.core import limits, limits_memory
+from stormline.core import limits, limits_carriers, limits_memory
 
 _NUMBER_MAX: Final = 2.0**53
 Buckets = tuple[int, ...]
@@ -121,6 +121,20 @@ class HostRecord(NamedTuple):
     protocols: tuple[ProtocolRecord, ...] = ()
 
 
+class CarrierRecord(NamedTuple):
+    """A carrier of the long connection that did not pass where another did.
+
+    Attributes:
+        name: `sl-tls`, ...
+        try_at: when it is tried again.
+        pause_s: how long was waited for that.
+    """
+
+    name: str
+    try_at: int
+    pause_s: int
+
+
 class NetworkRecord(NamedTuple):
     """All that is kept of a network.
 
@@ -132,6 +146,7 @@ class NetworkRecord(NamedTuple):
         heartbeat_ms: the longest pause that a long connection is known to survive; None: not known.
         heartbeat_at: when that was learned; 0 where it is not known.
         hosts: those used last at the end.
+        carriers: those that did not pass.
     """
 
     at: int
@@ -142,6 +157,7 @@ class NetworkRecord(NamedTuple):
     heartbeat_ms: int | None = None
     heartbeat_at: int = 0
     hosts: tuple[HostRecord, ...] = ()
+    carriers: tuple[CarrierRecord, ...] = ()
 
 
 def path_digest(path_class: str) -> str:
@@ -189,6 +205,9 @@ def bound(record: NetworkRecord, *, hosts_max: int = limits_memory.MEMORY_HOSTS_
     hosts = sorted(newest.values(), key=lambda each: each.at)
     return record._replace(
         rtt=record.rtt[: limits.SKETCH_SAMPLES_KEPT],
+        carriers=tuple(each for each in record.carriers if len(each.name) <= limits_memory.MEMORY_WORD_CHARS_MAX)[
+            : limits_carriers.CARRIERS_REMEMBERED
+        ],
         hosts=tuple(_bound_host(each) for each in hosts[max(0, len(hosts) - max(0, hosts_max)) :]),
     )
 

@@ -202,6 +202,8 @@ def _convert(key: str, value: object, kind: Any, *, where: str, text: bool) -> o
     try:
         if text and isinstance(value, str) and kind == dict[str, str]:  # a map in one variable is JSON
             converted: Any = msgspec.json.decode(value, type=kind)
+        elif text and isinstance(value, str) and kind == tuple[str, ...]:
+            converted = tuple(each.strip() for each in value.split(",") if each.strip())
         else:
             converted = msgspec.convert(value, kind, strict=not text)
         if (check := _CHECKS.get(key)) is not None:
@@ -283,6 +285,24 @@ def _check_relay_origins(value: dict[str, str]) -> None:
                 raise ValueError(text)
 
 
+def _check_addresses(value: tuple[str, ...]) -> None:
+    for text in value:
+        if not parse_address(text).is_ip:
+            raise ValueError(text)
+
+
+def _check_networks(value: tuple[str, ...]) -> None:
+    for text in value:
+        ipaddress.ip_network(text)
+
+
+def _check_origins(value: tuple[str, ...]) -> None:
+    for text in value:
+        parts = urllib.parse.urlsplit(text)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or text != f"{parts.scheme}://{parts.netloc}":
+            raise ValueError(text)
+
+
 def _check_unit(value: str) -> None:
     ids.check_label(value, "unit")
 
@@ -296,8 +316,13 @@ _CHECKS: Final[dict[str, Callable[[Any], None]]] = {
     "api.upstreams": _check_upstreams,
     "dns.upstream": _check_dns_upstream,
     "relay.origins": _check_relay_origins,
+    "gateway.listen": _check_addresses,
+    "gateway.plain": _check_addresses,
+    "gateway.fronts": _check_networks,
+    "gateway.origins": _check_origins,
 }
 _LABEL = "1 to 32 of a-z, 0-9 and inner '-'"
+_ADDRESSES = "addresses such as 127.0.0.1:8712"
 _EXPECTED: Final[dict[str, str]] = {
     "host": "an IP address such as 127.0.0.1",
     "advertise": "an IP address that clients can connect to",
@@ -306,6 +331,10 @@ _EXPECTED: Final[dict[str, str]] = {
     "log_level": "debug, info, warning or error",
     "nats.url": "nats://host:port (several with commas), without user and password, which have their own keys",
     "api.upstreams": 'host names with http(s)://ip:port, such as {"shop.demo" = "http://127.0.0.1:8707"}',
+    "gateway.listen": _ADDRESSES,
+    "gateway.plain": _ADDRESSES,
+    "gateway.fronts": "networks such as 10.0.0.0/8",
+    "gateway.origins": "origins as browsers write them, such as https://app.example",
     "relay.origins": "host names with ip, ip:port or http://ip:port (several with commas) or nothing",
     "dns.upstream": f"1 to {limits.FORWARD_SERVERS_MAX} of ip or ip:port, with commas",
     **{f"ports.{field.name}": "a port, 0 to 65535 (0: a free one)" for field in msgspec.structs.fields(Ports)},

@@ -74,6 +74,25 @@ class Api(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     upstreams: dict[str, str] = {}
 
 
+class Gateway(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and how long connections are taken; the first address is `host` with `ports.gateway`.
+
+    Attributes:
+        listen: further addresses, `ip:port`.
+        plain: addresses where they are taken without TLS too: for a front that ends it, and for benches. Not for a
+            network.
+        fronts: networks of fronts, such as `10.0.0.0/8`: connections from there begin with a PROXY protocol header of
+            version 2, and may have no TLS.
+        origins: pages that may connect by WebSocket, such as `https://app.example`, beside those of the gateway's own
+            name.
+    """
+
+    listen: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+    fronts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+
 class Dns(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names answered by the scheduling centre over HTTPS.
 
@@ -110,6 +129,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ports: where each part listens.
         nats: an external engine.
         api: the API application gateway.
+        gateway: where and how long connections are taken.
         dns: names answered by the scheduling centre.
         relay: requests that come sealed.
     """
@@ -123,6 +143,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ports: Ports = Ports()
     nats: Nats = Nats()
     api: Api = Api()
+    gateway: Gateway = Gateway()
     dns: Dns = Dns()
     relay: Relay = Relay()
 

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from stormline.core import errors
 from stormline.core.codes import Code
 from stormline.wire import events as e
+from stormline.wire import messages as m
 
 pytestmark = pytest.mark.loopback
 
@@ -76,6 +77,8 @@ class TestGreeting:
     async def test_connection_without_our_alpn_is_closed(self, gateway, alpn):
         await gateway.start()
         device = await gateway.open(alpn=alpn)
+        device.machine.send_hello(m.Hello(versions=(1,), app="demo", token=""))
+        device.flush()  # it is no HTTP request
         closed = await device.wait_closed()
         assert closed.lost
         assert (await gateway.admin.get("/v1/sessions")).json()["connections"] == 0
