@@ -13,7 +13,15 @@ from stormline.policy.verdict import Condition, Confidence
 
 
 @pytest.mark.parametrize(
-    "words", [["lab"], ["lab", "run", "--profile", "wifi"], ["lab", "validate"], ["lab", "starts"], ["lab", "relay"]]
+    "words",
+    [
+        ["lab"],
+        ["lab", "run", "--profile", "wifi"],
+        ["lab", "validate"],
+        ["lab", "starts"],
+        ["lab", "relay"],
+        ["lab", "diagnose"],
+    ],
 )
 def test_lab_without_root_says_so_in_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -47,6 +55,13 @@ def test_lab_run_unknown_word_is_named(words: list[str], word: str, capsys: pyte
 def test_lab_starts_that_cannot_be_are_refused(words: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["lab", "starts", *words]) == 1
     assert word in capsys.readouterr().err
+
+
+def test_lab_diagnose_of_what_is_not_made_names_what_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["lab", "diagnose", "--case", "meteor"]) == 1
+    said = capsys.readouterr().err
+    assert "meteor" in said
+    assert "tls-box" in said
 
 
 def test_lab_list_shows_profiles_and_clients(capsys: pytest.CaptureFixture[str]) -> None:

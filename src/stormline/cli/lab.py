@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from stormline.bench.results import Row
+    from stormline.lab.diagnosing import Outcome as Diagnosed
     from stormline.lab.results import Result, RunKey
     from stormline.lab.run import Progress
     from stormline.lab.starts import Visit
@@ -29,6 +30,8 @@ WIDE_COLUMNS = 120
 """A terminal this wide has room for both figures of eight clients."""
 MEAN_GOAL_PCT = 99.9
 """Success within 10 s, mean of the standard set's profiles: what these networks would allow."""
+DIAGNOSIS_GOAL_S = 10.0
+"""How long people wait for an explanation, a busy machine included."""
 
 SeedOption = Annotated[
     list[int] | None,
@@ -232,6 +235,53 @@ def verdicts_(
         raise typer.Exit(1)
 
 
+@group.command("diagnose")
+def diagnose_(
+    seed: SeedOption = None,
+    case: Annotated[
+        list[str] | None, typer.Option("--case", metavar="NAME", help="What is made; repeatable; default all.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print what `stormline diagnose` prints for people.")] = False,
+    jobs: JobsOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Keep figures and verdicts in lab_diagnosis.json there.")
+    ] = None,
+    json: output.JsonFlag = False,
+) -> None:
+    """Make what goes wrong with networks and ask `stormline diagnose` there; exit 1 where it is surely wrong."""
+    import tempfile
+
+    from stormline.lab import diagnosing, run
+    from stormline.lab.namespaces import require_lab
+
+    known = {each.name: each for each in diagnosing.CASES}
+    unknown = [name for name in case or () if name not in known]
+    if unknown:
+        raise errors.ConfigError(f"--case {unknown[0]}: there are {', '.join(known)}")
+    require_lab()
+    cases = [known[name] for name in case] if case else list(known.values())
+    seeds = seed or [1]
+    with ended_cleanly(), tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if show:
+            for each in cases:
+                print(diagnosing.shown(each, seeds[0], folder / each.name), flush=True)
+            return
+        found = diagnosing.run_all(
+            cases,
+            seeds,
+            folder=folder,
+            jobs=jobs or run.usual_jobs(),
+            on_outcome=lambda each: output.print_json(each.data()) if json else None,
+        )
+    if out is not None:
+        _keep_diagnoses(found, out.expanduser())
+    if not json:
+        output.console().print(_diagnosed(found))
+    if any(each.surely_wrong for each in found):
+        raise typer.Exit(1)
+
+
 @group.command("starts")
 def starts_(
     seed: SeedOption = None,
@@ -406,6 +456,23 @@ def _keep_verdicts(found: "Sequence[Outcome]", folder: Path) -> None:
     bench.keep(document, folder)
 
 
+def _keep_diagnoses(found: "Sequence[Diagnosed]", folder: Path) -> None:
+    """Write how often diagnoses were right and surely wrong, how long they took, and what each said."""
+    from stormline.bench import results as bench
+
+    longest_s = max(each.said["took_s"] for each in found)
+    right_pct = 100.0 * sum(each.right for each in found) / len(found)
+    wrong = sum(each.surely_wrong for each in found)
+    rows = [
+        bench.row("diagnosis_right_pct", right_pct, "%", goal=100.0, better="higher"),
+        bench.row("diagnosis_surely_wrong", wrong, "runs", goal=0.0),
+        bench.row("diagnosis_longest_s", longest_s, "s", goal=DIAGNOSIS_GOAL_S),
+    ]
+    document = bench.document("lab_diagnosis", rows)
+    document["runs"] = [each.data(whole=False) for each in found]
+    bench.keep(document, folder)
+
+
 def _keep_starts(found: "Sequence[Visit]", rows: "list[Row]", folder: Path) -> None:
     """Write the figures, and every start."""
     from stormline.bench import results as bench
@@ -556,6 +623,26 @@ def _confusion(found: "Sequence[Outcome]") -> "Table":
             ", ".join(f"{count} {label}" for label, count in sorted(said.items(), key=lambda each: -each[1])),
             str(sum(bool(each.wrong_high) for each in runs)),
             f"{sorted(times)[len(times) // 2]:.1f} s" if times else "-",
+        )
+    return table
+
+
+def _diagnosed(found: "Sequence[Diagnosed]") -> "Table":
+    """Give what was said by what was made."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("made", "seed", "said", "confidence", "s", "hint"):
+        table.add_column(column)
+    for each in found:
+        mark = "" if each.right else " (surely wrong)" if each.surely_wrong else " (not right)"
+        table.add_row(
+            each.case.name,
+            str(each.seed),
+            each.verdict + mark,
+            each.said["confidence"],
+            f"{each.said['took_s']:.1f}",
+            each.said["hint"],
         )
     return table
 

@@ -96,6 +96,10 @@ LAB_PIPELINE_MAX: Final = 100
 """Requests of one HTTP/1.1 connection that wait for their turn; beyond it the connection is closed."""
 LAB_REQUEST_BODY_BYTES_MAX: Final = 64 * 1024
 """Body of one request to the origin: a DNS question over HTTPS is at most this."""
+LAB_BOX_NAMES_MAX: Final = 64
+"""Names that a box which ends TLS keeps a certificate for; a stage has three."""
+LAB_BOX_PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""An answer that such a box reads whole: twice the longest of the origin."""
 LAB_BACKLOG: Final = 512
 """Connections that wait to be accepted by the origin."""
 LAB_LAG_STEP_S: Final = 0.02
@@ -130,3 +134,8 @@ LAB_TAIL_BYTES: Final = 2000
 """Of what a driver said last, kept for the message when it fails."""
 LAB_DRIVER_EXIT_S: Final = 3.0
 """From a driver's last line to SIGKILL; it gives its client one second to close."""
+LAB_DIAGNOSIS_S: Final = 90.0
+"""From the start of `stormline diagnose` to SIGKILL. It bounds itself at ten; to be started took 23 s where 18 others
+wanted two cores."""
+LAB_DIAGNOSES_MAX: Final = 6
+"""Diagnoses on one stage, one after the other: a minute where all wait for silence."""

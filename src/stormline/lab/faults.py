@@ -257,6 +257,20 @@ class UdpBlock(_Filter):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UdpThinned(_Filter):
+    """UDP loses packets in a fixed rhythm, so that no run is lucky."""
+
+    about = "of the UDP packets to a port all but every nth vanish"
+    port: int
+    keep: int
+    """Every `keep`th packet passes."""
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Count and drop."""
+        return {"forward": [f"udp dport {self.port} numgen inc mod {self.keep} != 0 drop"]}
+
+
+@dataclass(frozen=True, kw_only=True)
 class UdpLossy(_Filter):
     """UDP is lossy and policed while TCP is well, as operators do to what they do not know."""
 
@@ -369,6 +383,38 @@ class Diverted(_Filter):
         return {
             "nat": [f'iifname "lan0" ip daddr {host} tcp dport {self.port} dnat ip to {self.to}' for host in self.hosts]
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seized(_Filter):
+    """A box in the router takes the connections to a port, whoever they are for."""
+
+    about = "TCP connections to a port end at a box in the router that speaks for the servers"
+    port: int
+    box: int
+    """The port where it listens."""
+    hosts: tuple[str, ...] = ()
+    """Addresses; none: all."""
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Rewrite the destination to the router's own address."""
+        places = [f"{_family(host)} daddr {host}" for host in self.hosts] or [""]
+        return {
+            "nat": [f'iifname "lan0" {place} tcp dport {self.port} redirect to :{self.box}' for place in places],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Severed(_Filter):
+    """The router answers, and passes nothing on, or nothing to a TCP port."""
+
+    about = "the router works and nothing passes through it, or nothing to one TCP port"
+    port: int | None = None
+    """None: nothing at all."""
+
+    def rules(self, stage: Ground) -> Mapping[str, list[str]]:
+        """Drop it."""
+        return {"forward": ["drop" if self.port is None else f"tcp dport {self.port} drop"]}
 
 
 @dataclass(frozen=True, kw_only=True)

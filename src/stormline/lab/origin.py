@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from stormline.core import errors, limits_lab
-from stormline.lab import dns, specs
+from stormline.lab import dns, origin_quic, specs
 from stormline.lab.chance import SeededRng
 from stormline.lab.origin_answers import Counters, Site
 from stormline.lab.origin_http import Connection
@@ -68,6 +68,8 @@ class Origin:
             _context(files, http2=False)  # a file that is no certificate shows now
             await self._listen(site, listener.address, HTTPS_PORT, files)
             await self._listen(site, listener.address, HTTP_PORT, None)
+            if listener.behaviour.quic:
+                self._ends.callback(await origin_quic.serve(listener.address, HTTPS_PORT))
         for address in setup.dns_addresses:
             self._ends.callback(await dns.serve(zone, address))
 

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from email.utils import formatdate
 from typing import Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,9 +16,13 @@ from stormline.core import limits_lab
 from stormline.core.clock import Rng
 from stormline.lab import workload
 from stormline.lab.specs import Behaviour
+from stormline.net.clock import SystemClock
 
 PAGE: Final = b"<!doctype html><title>Sign in</title><p>Welcome to this network. Accept the terms to go on.\n"
 """What captive portals and injecting proxies answer to everything."""
+HOME: Final = b"<!doctype html><html><title>Shop</title><body><h1>The shop</h1></body></html>\n"
+"""A page of the origin, at `HOME_PATH`."""
+HOME_PATH: Final = "/home"
 CHECK_PATH: Final = "/generate_204"
 """What is asked for to find out whether a captive portal is in the way."""
 DNS_MESSAGE: Final = "application/dns-message"
@@ -47,6 +52,19 @@ class Answer(Protocol):
 
     def end(self) -> None:
         """The body is whole."""
+
+
+class _Headed:
+    """An answer with some headers more."""
+
+    def __init__(self, answer: Answer, headers: Sequence[tuple[str, str]]) -> None:
+        self._answer = answer
+        self._headers = headers
+        self.write = answer.write
+        self.end = answer.end
+
+    def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        self._answer.start(status, [*headers, *self._headers])
 
 
 @dataclass(slots=True)
@@ -117,9 +135,18 @@ class Site:
         counters = self._counters
         counters.in_flight += 1
         try:
-            await self._answer(request, answer)
+            await self._answer(request, _Headed(answer, self._usual_headers()))
         finally:
             counters.in_flight -= 1
+
+    def _usual_headers(self) -> list[tuple[str, str]]:
+        """Give what every answer has."""
+        headers = []
+        if self.behaviour.date_skew_s is not None:
+            headers.append(("date", formatdate(SystemClock().wall() + self.behaviour.date_skew_s, usegmt=True)))
+        if self.behaviour.quic:
+            headers.append(("alt-svc", 'h3=":443"; ma=60'))
+        return headers
 
     async def _answer(self, request: Request, answer: Answer) -> None:
         behaviour = self.behaviour
@@ -134,6 +161,12 @@ class Site:
             answer.start(204, ())
             answer.end()
             return
+        if url.path == HOME_PATH:
+            if self._rng.random() * 100 < behaviour.error_pct:
+                await self._unwell(answer)
+            else:
+                await _whole(answer, 200, "text/html", HOME)
+            return
         item = _ITEM.fullmatch(url.path)
         if item is None or int(item[2]) > workload.SIZE_BYTES_MAX or request.method != "GET":
             await _whole(answer, 404, "text/plain", b"no such item\n")
@@ -145,10 +178,13 @@ class Site:
         await asyncio.sleep(behaviour.in_flight_hold_s)
         draw = self._rng.random() * 100
         if draw < behaviour.error_pct:
-            await _whole(answer, behaviour.error_status, "text/plain", b"the server is unwell\n")
+            await self._unwell(answer)
             return
         zipped = parse_qs(url.query).get("z") == ["gzip"]
         await self._item(answer, workload.body(int(item[1]), int(item[2])), zipped, draw - behaviour.error_pct)
+
+    async def _unwell(self, answer: Answer) -> None:
+        await _whole(answer, self.behaviour.error_status, "text/plain", b"the server is unwell\n")
 
     def _overloaded(self) -> bool:
         behaviour = self.behaviour

@@ -64,6 +64,11 @@ class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Requests of one connection; the last answer says `Connection: close`, HTTP/2 sends GOAWAY."""
     page: bool = False
     """Answer everything with a page of its own, as captive portals and injecting proxies do."""
+    date_skew_s: float | None = None
+    """Answers have a Date that is so far from the true one; None: they have none."""
+    quic: bool = False
+    """Answers name QUIC on UDP port 443 by Alt-Svc, and that port tells versions (RFC 9000 section 6). From the start
+    or never."""
 
     def __post_init__(self) -> None:
         groups = (

@@ -196,9 +196,8 @@ class Stage:
             specs.Listener(address=address, certificate="captive", behaviour=page, counted=False)
             for address in captives
         ]
-        listeners.append(
-            specs.Listener(address=resolver, certificate="doh", behaviour=specs.Behaviour(), counted=False)
-        )
+        told = specs.Behaviour(date_skew_s=server.behaviour.date_skew_s)
+        listeners.append(specs.Listener(address=resolver, certificate="doh", behaviour=told, counted=False))
         return specs.OriginSetup(
             seed=self._seed,
             certificates=certificates,
