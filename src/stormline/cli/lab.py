@@ -261,7 +261,7 @@ def diagnose_(
     require_lab()
     cases = [known[name] for name in case] if case else list(known.values())
     seeds = seed or [1]
-    with ended_cleanly(), tempfile.TemporaryDirectory() as name:
+    with output.ended_cleanly(), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if show:
             for each in cases:
