@@ -7,7 +7,7 @@ import pytest
 
 from stormline.assembly import roles
 from stormline.core import errors
-from stormline.settings.model import Ports
+from stormline.settings.model import Gateway, Ports, Settings
 
 
 def test_choose_nothing_asked_gives_all_but_the_demo() -> None:
@@ -45,3 +45,11 @@ def test_check_installed_missing_package_says_what_to_install() -> None:
 
 def test_check_installed_all_there_passes() -> None:
     roles.check_installed(roles.ROLES.values())
+
+
+def test_spread_gives_the_gateway_a_process_for_each_worker() -> None:
+    settings = Settings(state="/s", gateway=Gateway(workers=3))
+    spread = roles.spread(roles.choose(("dispatch", "gateway"), demo=False), settings)
+    assert [role.process for role in spread] == ["dispatch", "gateway", "gateway-2", "gateway-3"]
+    assert spread[3].command(Path("/s"))[-2:] == ["--worker", "3"]
+    assert spread[1].command(Path("/s"))[-2:] == ["--state", "/s"]

@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
     Attributes:
         part: what it is.
-        role: the process it belongs to.
+        role: name of the process it belongs to.
         pid: that process.
         address: `ip:port`.
         health: `ok`, or what is wrong.
@@ -42,8 +42,8 @@ async def parts(place: layout.Layout) -> list[Part]:
     Raises:
         PlatformError: a run file is damaged, or the authority's certificate cannot be read.
     """
-    read = (layout.read(place.role(name), layout.RoleRun) for name in (*ROLES, "nats"))
-    runs = [run for run in read if run is not None]
+    read = (layout.read(path, layout.RoleRun) for path in place.running())
+    runs = sorted((run for run in read if run is not None), key=_place_of)
     try:
         trust = ssl.create_default_context(cafile=place.ca)
     except OSError as error:
@@ -51,6 +51,12 @@ async def parts(place: layout.Layout) -> list[Part]:
     async with httpx2.AsyncClient(verify=trust, timeout=limits.HEALTH_TIMEOUT_S, trust_env=False) as http:
         looks = [_look(run, part, http) for run in runs for part in run.addresses]
         return list(await asyncio.gather(*looks))
+
+
+def _place_of(run: layout.RoleRun) -> tuple[int, str]:
+    """Order as in `ROLES`, workers of one role side by side, the engine last."""
+    role = run.role.partition("-")[0]
+    return (list(ROLES).index(role) if role in ROLES else len(ROLES), run.role)
 
 
 async def _look(run: layout.RoleRun, part: str, http: httpx2.AsyncClient) -> Part:

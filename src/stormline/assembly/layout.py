@@ -133,13 +133,17 @@ class Layout(NamedTuple):
         """Settings as the supervisor resolved them, for the roles."""
         return self.run / "settings.json"
 
-    def role(self, name: str) -> Path:
-        """Give the run file of a role."""
-        return self.run / f"{name}.json"
+    def role(self, process: str) -> Path:
+        """Give the run file of a role's process."""
+        return self.run / f"{process}.json"
 
-    def log(self, name: str) -> Path:
-        """Give the log of a role."""
-        return self.logs / f"{name}.log"
+    def running(self) -> list[Path]:
+        """Give the run files there are."""
+        return sorted(path for path in self.run.glob("*.json") if path != self.resolved)
+
+    def log(self, process: str) -> Path:
+        """Give the log of a role's process."""
+        return self.logs / f"{process}.log"
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,8 +170,8 @@ class RoleRun(msgspec.Struct, frozen=True, kw_only=True):
     """What a role says of itself once it answers.
 
     Attributes:
-        role: its name.
-        pid: its process.
+        role: name of its process.
+        pid: that process.
         addresses: where it listens, `ip:port` by what for.
     """
 

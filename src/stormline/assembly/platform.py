@@ -1,7 +1,7 @@
 """The supervisor behind `stormline up`: starts every part, keeps each alive, and ends them all.
 
-One process a role. A role tells that it answers by writing its run file; nobody guesses from a log or a port. The
-kernel ends the children with the supervisor, however it dies (`net.child`).
+One process a role, or several. Each tells that it answers by writing its run file; nobody guesses from a log or a
+port. The kernel ends the children with the supervisor, however it dies (`net.child`).
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         event: `starting`, `answers` (a part, first time), `ready` (all of them), `died` (a part), `back` (a part
             answers again), `stopping`.
         state: the state folder, with `starting`.
-        part: which role, or `nats`.
+        part: which role's process, or `nats`.
         pid: its process.
         addresses: `ip:port` by part: the role's own, and with `ready` all.
         console: link that opens the console, with `ready`; holds its key.
@@ -89,7 +89,7 @@ class Platform:
             ConfigError: `only` names something that is not a role.
         """
         self._settings = settings
-        self._roles = roles.choose(only, demo=demo)
+        self._roles = roles.spread(roles.choose(only, demo=demo), settings)
         self._demo = demo
         self._clock = clock
         self._rng = rng
@@ -149,7 +149,7 @@ class Platform:
             answers = [asyncio.Event() for _ in self._roles]
             for role, answered in zip(self._roles, answers, strict=True):
                 live = functools.partial(self._live, role, answered)
-                group.create_task(self._keep(role.name, answered, live), name=f"keep {role.name}")
+                group.create_task(self._keep(role.process, answered, live), name=f"keep {role.process}")
             for answered in answers:
                 await answered.wait()
             await self._wait_healthy()
@@ -203,7 +203,8 @@ class Platform:
             pause_s = min(2 * pause_s, limits.ROLE_RESTART_PAUSE_MAX_S)
 
     def _answers(self, run: layout.RoleRun, answered: asyncio.Event) -> None:
-        self._addresses.update(run.addresses)
+        if run.role in (*roles.ROLES, ENGINE):  # further workers listen where the first does, or for themselves
+            self._addresses.update(run.addresses)
         event = "back" if answered.is_set() else "answers"
         self._notify(Event(event=event, part=run.role, pid=run.pid, addresses=run.addresses))
         answered.set()
@@ -224,30 +225,30 @@ class Platform:
 
     async def _live(self, role: roles.Role, answered: asyncio.Event) -> str:
         """Start a role, wait until it answers, then until it ends, and give the reason."""
-        log_file = self._place.log(role.name)
+        log_file = self._place.log(role.process)
         since = log_file.stat().st_size if log_file.exists() else 0
-        child = start_child(role.name, role.command(self._place.state), log=log_file)
-        self._children[role.name] = child
+        child = start_child(role.process, role.command(self._place.state), log=log_file)
+        self._children[role.process] = child
         try:
             self._answers(await self._wait_answer(role, child, since), answered)
             code = await child.wait()
         finally:
-            layout.remove(self._place.role(role.name))
+            layout.remove(self._place.role(role.process))
         return _reason(code, layout.last_words(log_file, since))
 
     async def _wait_answer(self, role: roles.Role, child: Child, since: int) -> layout.RoleRun:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.ROLE_START_TIMEOUT_S):
                 while child.returncode is None:
-                    run = layout.read(self._place.role(role.name), layout.RoleRun)
+                    run = layout.read(self._place.role(role.process), layout.RoleRun)
                     if run is not None and run.pid == child.pid:
                         return run
                     await asyncio.sleep(limits.ROLE_POLL_S)
         words = layout.last_words(child.log, since)
         if child.returncode is not None:
-            raise errors.PlatformError(f"{role.name} did not start: {_reason(child.returncode, words)}")
+            raise errors.PlatformError(f"{role.process} did not start: {_reason(child.returncode, words)}")
         await child.stop(limits.ROLE_STOP_TIMEOUT_S)
-        waited = f"{role.name} did not answer within {limits.ROLE_START_TIMEOUT_S:.0f} s"
+        waited = f"{role.process} did not answer within {limits.ROLE_START_TIMEOUT_S:.0f} s"
         raise errors.PlatformError(f"{waited}: {words}" if words else waited)
 
     # -- down ---------------------------------------------------------------------------------------------------------
@@ -264,8 +265,7 @@ class Platform:
 
     def _clear(self) -> None:
         """Remove the files that live as long as a run, also those a killed supervisor left."""
-        files = [self._place.role(name) for name in (*roles.ROLES, ENGINE)]
-        layout.remove(*files, self._place.resolved, self._place.bundle, self._place.admin)
+        layout.remove(*self._place.running(), self._place.resolved, self._place.bundle, self._place.admin)
 
 
 def _reason(code: int, words: str) -> str:

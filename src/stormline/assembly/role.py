@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from stormline.assembly import layout
 from stormline.assembly.names import SERVER_NAMES
+from stormline.assembly.roles import process_name
 from stormline.core import errors
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address, Secret, parse_address
@@ -37,6 +38,7 @@ class Context(NamedTuple):
         rng: this machine's.
         stop: set when the role shall end.
         started: to be called once, when the service answers, with its addresses by part.
+        worker: which of the role's processes this is, from 1.
     """
 
     place: layout.Layout
@@ -46,6 +48,7 @@ class Context(NamedTuple):
     rng: Rng
     stop: asyncio.Event
     started: Callable[[Mapping[str, Address]], None]
+    worker: int = 1
 
     @property
     def settings(self) -> Settings:
@@ -179,13 +182,15 @@ async def _gateway(context: Context) -> None:
         fronts=settings.gateway.fronts,
         origins=settings.gateway.origins,
         tls=TlsFiles(place.certificate("gateway"), place.certificate_key("gateway")),
+        reuse_port=settings.gateway.workers > 1,
         unit=settings.unit,
+        node=f"n{context.worker}",
         apps={settings.app: context.resolved.token_keys},
         api_upstreams=upstreams,
         api_ca=place.ca,
         engine=core_engine(settings),
         admin_host=settings.host,
-        admin_port=settings.ports.admin,
+        admin_port=settings.ports.admin if context.worker == 1 else 0,
         admin_key=context.business_key,
     )
     await server.run(
@@ -247,10 +252,10 @@ SERVICES: Mapping[str, Service] = {
 }
 
 
-def run(name: str, place: layout.Layout, service: Service) -> int:
+def run(name: str, worker: int, place: layout.Layout, service: Service) -> int:
     """Be a role until SIGTERM, and give the exit code. Errors are printed, one line each."""
     try:
-        return _run(name, place, service)
+        return _run(process_name(name, worker), worker, place, service)
     except ModuleNotFoundError as error:
         return _fail(f"the package {(error.name or '').partition('.')[0]!r} is missing: install stormline[server]")
     except (errors.StormlineError, OSError) as error:
@@ -260,7 +265,7 @@ def run(name: str, place: layout.Layout, service: Service) -> int:
         return _fail(f"{type(error).__name__}: {error}")
 
 
-def _run(name: str, place: layout.Layout, service: Service) -> int:
+def _run(process: str, worker: int, place: layout.Layout, service: Service) -> int:
     import uvloop
 
     resolved = layout.read(place.resolved, layout.Resolved)
@@ -279,13 +284,13 @@ def _run(name: str, place: layout.Layout, service: Service) -> int:
 
         def started(addresses: Mapping[str, Address]) -> None:
             told = {part: str(address) for part, address in addresses.items()}
-            layout.write(place.role(name), layout.RoleRun(role=name, pid=os.getpid(), addresses=told))
+            layout.write(place.role(process), layout.RoleRun(role=process, pid=os.getpid(), addresses=told))
 
-        context = Context(place, resolved, keys, SystemClock(), SystemRng(), stop, started)
+        context = Context(place, resolved, keys, SystemClock(), SystemRng(), stop, started, worker)
         try:
             await service(context)
         finally:
-            layout.remove(place.role(name))
+            layout.remove(place.role(process))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
@@ -301,14 +306,15 @@ def main(arguments: Sequence[str], services: Mapping[str, Service] = SERVICES) -
     """Run the role named on the command line.
 
     Args:
-        arguments: `NAME --state DIR`.
+        arguments: `NAME --state DIR [--worker N]`.
         services: the roles there are; rooms above this one bring their own.
     """
     parser = argparse.ArgumentParser(description="One role of a platform; started by 'stormline up'.")
     parser.add_argument("name", choices=sorted(services))
     parser.add_argument("--state", type=Path, required=True)
+    parser.add_argument("--worker", type=int, default=1)
     known = parser.parse_args(arguments)
-    return run(known.name, layout.Layout(known.state), services[known.name])
+    return run(known.name, known.worker, layout.Layout(known.state), services[known.name])
 
 
 if __name__ == "__main__":

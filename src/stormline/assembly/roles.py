@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stormline.core import errors
+from stormline.settings.model import Settings
 
 
 class Role(NamedTuple):
     """One process.
 
     Attributes:
-        name: as in `--only` and in the names of its files.
+        name: as in `--only`.
         ports: the parts it listens for, as in the settings; the first is the one people ask for.
         needs_engine: whether it needs NATS; dispatch uses it where it is there.
         extra: what to install for it.
         packages: what must be importable for it to run.
         module: what its process runs. The demo lies above this room, which may not import it but may start it.
+        worker: which of several processes of this role, from 1.
     """
 
     name: str
@@ -27,10 +29,22 @@ class Role(NamedTuple):
     extra: str
     packages: tuple[str, ...]
     module: str = "stormline.assembly.role"
+    worker: int = 1
+
+    @property
+    def process(self) -> str:
+        """Name of its process, as in the names of its files."""
+        return process_name(self.name, self.worker)
 
     def command(self, state: Path) -> list[str]:
         """Give the command line of its process."""
-        return [sys.executable, "-m", self.module, self.name, "--state", str(state)]
+        more = ["--worker", str(self.worker)] if self.worker > 1 else []
+        return [sys.executable, "-m", self.module, self.name, "--state", str(state), *more]
+
+
+def process_name(role: str, worker: int) -> str:
+    """Name one of a role's processes: the first by the role alone."""
+    return role if worker == 1 else f"{role}-{worker}"
 
 
 _SERVER = ("uvicorn", "uvloop", "starlette")
@@ -68,6 +82,12 @@ def choose(only: Sequence[str], *, demo: bool) -> list[Role]:
     if only:
         return [role for role in ROLES.values() if role.name in only]
     return [role for role in ROLES.values() if demo or role.name not in DEMO]
+
+
+def spread(roles: Iterable[Role], settings: Settings) -> list[Role]:
+    """Give a role for each process: the gateway has as many as the settings say."""
+    counts = {"gateway": settings.gateway.workers}
+    return [role._replace(worker=1 + each) for role in roles for each in range(counts.get(role.name, 1))]
 
 
 def check_installed(roles: Iterable[Role]) -> None:

@@ -26,6 +26,8 @@ ROLE_RESTART_PAUSE_S: Final = 0.25
 """Pause before a role that died is started again; doubles with each death in a row."""
 ROLE_RESTART_PAUSE_MAX_S: Final = 8.0
 """Longest such pause."""
+GATEWAY_WORKERS_MAX: Final = 64
+"""Processes of one gateway: one for each core of a large machine."""
 ROLE_RESTARTS_MAX: Final = 5
 """Deaths of one role within `ROLE_RESTARTS_WINDOW_S` after which the platform gives up: a role that cannot live needs
 a person, and a platform that looks up but is not misleads."""

@@ -335,6 +335,7 @@ _EXPECTED: Final[dict[str, str]] = {
     "gateway.plain": _ADDRESSES,
     "gateway.fronts": "networks such as 10.0.0.0/8",
     "gateway.origins": "origins as browsers write them, such as https://app.example",
+    "gateway.workers": f"1 to {limits.GATEWAY_WORKERS_MAX}",
     "relay.origins": "host names with ip, ip:port or http://ip:port (several with commas) or nothing",
     "dns.upstream": f"1 to {limits.FORWARD_SERVERS_MAX} of ip or ip:port, with commas",
     **{f"ports.{field.name}": "a port, 0 to 65535 (0: a free one)" for field in msgspec.structs.fields(Ports)},

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from stormline.core import limits_platform
+
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535, description="a port, 0 to 65535 (0: a free one)")]
 """A TCP port; 0 asks for a free one."""
 
@@ -85,12 +87,15 @@ class Gateway(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             version 2, and may have no TLS.
         origins: pages that may connect by WebSocket, such as `https://app.example`, beside those of the gateway's own
             name.
+        workers: processes that share these ports, each a node of its own; one for each core that is to serve them. The
+            business API of the first has the port of the settings.
     """
 
     listen: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
     fronts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    workers: Annotated[int, msgspec.Meta(ge=1, le=limits_platform.GATEWAY_WORKERS_MAX)] = 1
 
 
 class Dns(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

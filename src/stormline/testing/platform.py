@@ -215,13 +215,15 @@ def start_platform(
 
 
 @contextlib.contextmanager
-def running_platform(state: Path, *arguments: str, demo: bool = True) -> Iterator[RunningPlatform]:
-    """Run a platform: ready on entry, stopped on exit, with no process left.
+def running_platform(
+    state: Path, *arguments: str, demo: bool = True, environ: Mapping[str, str] | None = None
+) -> Iterator[RunningPlatform]:
+    """Run a platform: ready on entry, stopped on exit, with no process left. Arguments as for `start_platform`.
 
     Raises:
         PlatformError: it did not get ready, or left a process behind.
     """
-    platform = start_platform(state, *arguments, demo=demo)
+    platform = start_platform(state, *arguments, demo=demo, environ=environ)
     try:
         platform.wait_ready()
         yield platform
