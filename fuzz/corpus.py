@@ -30,8 +30,8 @@ NOW = 1_800_000_000
 APP = "shop"
 HOST = "api.example"
 
-_HELLO = m.Hello(versions=(1,), app=APP, token="t", network="cell", client="fuzz/1", capabilities=(m.PLAN,))
-_WELCOME = m.Welcome(version=1, session="s", device="d", heartbeat_s=60.0, capabilities=(m.PLAN,))
+_HELLO = m.Hello(versions=(1,), app=APP, token="t", network="cell", client="fuzz/1", capabilities=(m.PLAN, m.RESUME))
+_WELCOME = m.Welcome(version=1, session="s", device="d", heartbeat_s=60.0, capabilities=(m.PLAN, m.RESUME))
 _FROM_CLIENT: tuple[tuple[m.Message, ...], ...] = (
     (m.Call(1, "rpc", "orders.create", body=b"{}", deadline_ms=900), m.Ping(1)),
     (
@@ -41,6 +41,7 @@ _FROM_CLIENT: tuple[tuple[m.Message, ...], ...] = (
     (m.Call(1, "rpc", "a.b"), m.Call(3, "rpc", "a.b", more=True), m.Cancel(1), m.Data(3, b""), m.Cancel(3, 502)),
     (m.Ack((1,)), m.Reply(2, 200, (("a", "b"),), b"x", True), m.Data(2, b"y", True), m.GoAway(200, 2)),
     (m.Fail(2, 505, "no", 100, True), m.Credit(4, 1000), m.Pong(1), m.Close(0, "bye", 5)),
+    (m.Call(1, "rpc", "a.b"), m.Received(0), m.Ping(1), m.Received(1)),
 )
 _FROM_SERVER: tuple[tuple[m.Message, ...], ...] = (
     (m.Reply(1, 200, (("a", "b"),), b"x", True), m.Data(1, b"y"), m.Data(1, b"", True), m.Ping(9)),
@@ -48,6 +49,7 @@ _FROM_SERVER: tuple[tuple[m.Message, ...], ...] = (
     (m.Call(2, "session", "refresh", more=True), m.Data(2, b"x", True), m.Cancel(2), m.Fail(1, 501)),
     (m.Notice(7, (HOST,)), m.Notice(8), m.Push(1, "p1"), m.Notice(8, (HOST, "b.example"))),
     (m.GoAway(200, 1, "update", 3000, 60_000), m.Reply(1, 0), m.Pong(1), m.Close(405, "twin")),
+    (m.Received(1), m.Reply(1, 0), m.Received(2), m.Ping(3), m.Received(9)),
 )
 
 

@@ -75,7 +75,7 @@ def _converse(machine: Connection, data: bytes, piece_bytes: int) -> tuple[str, 
                 fault = f"{error.code}: {error}"
             if not (machine.role is Role.SERVER and machine.state is State.GREETING):
                 break
-            machine.send_welcome(m.Welcome(1, "s", "d"))
+            machine.send_welcome(m.Welcome(1, "s", "d", capabilities=(m.RESUME,)))
         assert len(machine._calls) <= 2 * limits.CALLS_IN_FLIGHT_MAX, "the table of calls has no bound"
     said, no_fault = _messages(machine.data_to_send(), 1 << 20)
     assert not no_fault, "the machine says what it cannot read itself"
@@ -105,7 +105,7 @@ def _server() -> Connection:
 
 def _client() -> Connection:
     client = Connection(Role.CLIENT, 0.0, heartbeat_s=60.0)
-    client.send_hello(m.Hello((1,), corpus.APP, capabilities=(m.PLAN,)))
+    client.send_hello(m.Hello((1,), corpus.APP, capabilities=(m.PLAN, m.RESUME)))
     client.send_call("rpc", "a.b")
     client.send_call("api", "GET", more=True)
     client.data_to_send()

@@ -35,6 +35,7 @@ PLAUSIBLE: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Ping, nonce=st.integers()).filter(lambda ping: -(2**63) <= ping.nonce < 2**64),
     st.builds(m.Pong, nonce=IDS),
     st.builds(m.GoAway, code=CODES, last_call=IDS, spread_ms=st.integers(-5, 5)),
+    st.builds(m.Received, count=IDS),
     st.builds(m.Notice, version=IDS, hosts=st.lists(st.just("a.example"), max_size=101).map(tuple)),
 )
 FLIGHT = st.lists(PLAUSIBLE.map(frames.encode) | st.binary(max_size=12), max_size=12).map(b"".join)

@@ -24,7 +24,7 @@ def good_history() -> History:
         stages_ms={"send": 400.0, "first_byte": 600.0}, attempts=[attempt],
     )  # fmt: skip
     history.records["d1"] = [RecordEntry(record, 11.0)]
-    history.links.append(LinkLife("d1", "g:443", 0.0, 100.0))
+    history.links.append(LinkLife("d1", ("g:443",), 0.0, 100.0))
     history.pushes["p1"] = PushEntry(id="p1", device="d1", results=["acked"], shown=1, acked_s=2.0, confirmed_s=3.0)
     history.saw("a queue", 3, 4)
     return history
@@ -112,7 +112,7 @@ def dead_wait(history):
     fail(history)
     attempt(history).failure = "timeout.first_byte"
     attempt(history).phase = "first_byte"
-    history.links[0] = LinkLife("d1", "g:443", 0.0, 10.0 - 0.5)
+    history.links[0] = LinkLife("d1", ("g:443",), 0.0, 10.0 - 0.5)
     history.links.append(dataclasses.replace(history.links[0], opened_s=10.0, closed_s=10.1))
     history.records["d1"][0] = RecordEntry(history.records["d1"][0].record, 13.0)
     history.records["d1"][0].record.total_ms = 3000.0

@@ -10,10 +10,11 @@ from stormline.appgw.port import Delivery, Push
 from stormline.core import limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.errors import CallError
+from stormline.gateway.carrier import Carrier
 from stormline.gateway.notices import AppChanges
 from stormline.gateway.registry import Registry
 from stormline.gateway.router import Router
-from stormline.gateway.session import Hub, Session
+from stormline.gateway.session import Hub
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.wire import events as e
 from stormline.wire import messages as m
@@ -128,20 +129,21 @@ class Pair:
         )
         self.loop = asyncio.get_running_loop()
         self.transport = Transport()
-        self.session = Session(self.hub, self.loop)
-        self.session.connection_made(self.transport)
+        self.carrier = Carrier(self.hub, self.loop)
+        self.carrier.connection_made(self.transport)
         self.client = Connection(Role.CLIENT, 0.0)
         iat = int(SystemClock().wall())
         token = tokens.mint(tokens.DeviceToken(app="demo", device="d1", iat=iat, exp=iat + 60), key=KEY, kid="k1")
         self.client.send_hello(m.Hello(versions=(1,), app="demo", token=token, capabilities=(m.PLAN, "other")))
         self.talk()
+        self.session = self.carrier.session
 
     def due(self, app, told):
         assert app == "demo"
         return self.changes.due(told)
 
     def talk(self):
-        self.session.data_received(self.client.data_to_send())
+        self.carrier.data_received(self.client.data_to_send())
 
     def hear(self):
         """Give the client what was sent, and what it makes of it."""
@@ -158,11 +160,11 @@ class Pair:
         return call_id
 
     def pause(self):
-        self.session.pause_writing()
+        self.carrier.pause_writing()
 
     def resume(self):
         self.transport.buffered = 0
-        self.session.resume_writing()
+        self.carrier.resume_writing()
 
 
 async def settle():
@@ -175,7 +177,7 @@ async def _pair():
     pair = Pair()
     assert isinstance(pair.hear()[0], e.Welcomed)
     yield pair
-    pair.session.connection_lost(None)
+    pair.carrier.connection_lost(None)
     await settle()
     assert not pair.hub.tasks
     assert not pair.hub.connections
@@ -221,7 +223,7 @@ class TestCalls:
         for _ in range(50):
             pair.call("wait")
         await settle()
-        pair.session.connection_lost(ConnectionResetError())
+        pair.carrier.connection_lost(ConnectionResetError())
         await settle()
         assert pair.gate.cancelled == 50
         assert pair.ended == ["d1"]
@@ -321,7 +323,7 @@ class TestPush:
         pair.client.send_ack(seqs[0])
         pair.talk()
         assert await first is Delivery.ACKED
-        pair.session.connection_lost(None)
+        pair.carrier.connection_lost(None)
         assert await second is Delivery.UNCONFIRMED
         assert await pair.session.push(Push("p3", "t", b"x")) is Delivery.OFFLINE
 
@@ -349,7 +351,7 @@ class TestNotices:
         assert pair.hear() == [e.NoticeReceived(9, ("h0.example", "h1.example", "h2.example"))]
 
     async def test_client_that_was_asked_to_leave_is_still_told_and_one_that_left_is_not(self, pair):
-        pair.session.go_away(Code.GOING_AWAY, "update", spread_s=1.0)
+        pair.carrier.go_away(Code.GOING_AWAY, "update", spread_s=1.0)
         pair.changes.take(PlanChange("demo", 7))
         pair.session.tell_changes()
         assert pair.hear()[-1] == e.NoticeReceived(7, ())

@@ -67,7 +67,7 @@ def test_buffer_frame_of_exactly_the_bound_is_read():
         (b"", "empty frame"),
         (b"\x90", "no tag"),
         (b"\x91\x0b", "a required field is missing"),
-        (b"\x92\x0f\x01", "unknown tag"),
+        (b"\x92\x10\x01", "unknown tag"),
         (b"\x92\xcd\x01\x00\x01", "unknown tag 256"),
         (b"\x92\xff\x01", "negative tag"),
         (b"\x92\xa4ping\x01", "tag is a text"),

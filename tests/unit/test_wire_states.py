@@ -26,6 +26,7 @@ SAMPLES: dict[type[m.Message], m.Message] = {
     m.Pong: m.Pong(1),
     m.GoAway: m.GoAway(200, 99),
     m.Notice: m.Notice(7, ("api.example",)),
+    m.Received: m.Received(0),
 }
 BY_CALLEE = (m.Reply, m.Fail, m.Credit)
 """Messages about a call that the one who was called sends; DATA and CANCEL are sent here by the caller."""
@@ -54,6 +55,7 @@ def connection(role: Role, state: State) -> Connection:
     if state is State.CLOSED:
         machine.close()
     assert machine.state is state
+    machine.capabilities += (m.RESUME,)  # its message is understood; counting has tests of its own
     said(machine)
     told(machine)
     return machine
@@ -92,6 +94,7 @@ def act(machine: Connection, kind: type[m.Message]) -> None:
         m.Pong: lambda: machine._send(m.Pong(1)),
         m.GoAway: lambda: machine.send_goaway(Code.GOING_AWAY),
         m.Notice: lambda: machine.send_notice(7, ("api.example",)),
+        m.Received: lambda: machine._send(m.Received(0)),
     }
     actions[kind]()
 

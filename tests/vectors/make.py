@@ -53,6 +53,7 @@ MESSAGES: dict[str, m.Message] = {
         heartbeat_s=60.0,
         time_ms=1_800_000_000_123,
         capabilities=("compress",),
+        received=17,
     ),
     "close-plain": m.Close(Code.OK),
     "close-with-advice": m.Close(Code.OVERLOADED, "too many sessions", 30_000),
@@ -89,6 +90,7 @@ MESSAGES: dict[str, m.Message] = {
     "goaway-after-the-first-call": m.GoAway(Code.GOING_AWAY, 1),
     "notice-of-any-host": m.Notice(7),
     "notice-of-two-hosts": m.Notice(2**53 - 1, ("api.example", "img.example")),
+    "received": m.Received(33),
     "goaway-full": m.GoAway(Code.GOING_AWAY, 5, "update", 3000, 60_000),
 }
 
@@ -131,6 +133,7 @@ def _entry(name: str, message: m.Message, frame: bytes) -> dict[str, object]:
 
 def _invalid() -> list[dict[str, object]]:
     hello, welcome = frames.encode(MESSAGES["hello-smallest"]), frames.encode(MESSAGES["welcome-smallest"])
+    resuming = frames.encode(m.Hello((1,), "shop", capabilities=("resume",)))
     call = frames.encode(m.Call(1, "rpc", "a.b"))
     begun = frames.encode(m.Call(1, "rpc", "a.b", more=True))
     error, large, flow = Code.PROTOCOL_ERROR, Code.FRAME_TOO_LARGE, Code.FLOW_CONTROL
@@ -148,7 +151,7 @@ def _invalid() -> list[dict[str, object]]:
         ("an empty frame", "server", [], bytes(4), error),
         ("no MessagePack", "server", [], _frame(b"\xc1"), error),
         ("a map", "server", [], _frame(b"\x81\x00\x0b"), error),
-        ("an unknown tag", "server", [hello], _frame(b"\x92\x0f\x01"), error),
+        ("an unknown tag", "server", [hello], _frame(b"\x92\x10\x01"), error),
         ("a field of a wrong type", "server", [hello], _frame(b"\x92\x0b\xa11"), error),
         ("a required field missing", "server", [hello], _frame(b"\x91\x0b"), error),
         ("bytes after the array", "server", [hello], _frame(b"\x92\x0b\x01\x00"), error),
@@ -159,6 +162,8 @@ def _invalid() -> list[dict[str, object]]:
         ("a second HELLO", "server", [hello], hello, error),
         ("a second WELCOME", "client", [welcome], welcome, error),
         ("a notice without the capability", "client", [welcome], frames.encode(m.Notice(7)), error),
+        ("a confirmation without the capability", "server", [hello], frames.encode(m.Received(0)), error),
+        ("a confirmation of what was never sent", "server", [resuming], frames.encode(m.Received(1)), error),
         ("a notice from a client", "server", [hello], frames.encode(m.Notice(7)), error),
         ("a push from a client", "server", [hello], frames.encode(m.Push(1, "m")), error),
         ("an even call id from a client", "server", [hello], frames.encode(m.Call(2, "rpc", "a.b")), error),

@@ -166,7 +166,7 @@ async def _apm(context: Context) -> None:
 async def _gateway(context: Context) -> None:
     from stormline.assembly.prepare import core_engine
     from stormline.gateway import server
-    from stormline.gateway.config import GatewayConfig
+    from stormline.gateway.config import GatewayConfig, Quota
     from stormline.web.server import TlsFiles
 
     place, settings = context.place, context.settings
@@ -188,6 +188,7 @@ async def _gateway(context: Context) -> None:
         apps={settings.app: context.resolved.token_keys},
         api_upstreams=upstreams,
         api_ca=place.ca,
+        quotas={settings.app: Quota(settings.gateway.sessions_per_app, settings.gateway.calls_per_app)},
         engine=core_engine(settings),
         admin_host=settings.host,
         admin_port=settings.ports.admin if context.worker == 1 else 0,

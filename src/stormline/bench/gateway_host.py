@@ -21,10 +21,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stormline.appgw.port import Exchange, Push
 from stormline.core.values import Address
+from stormline.gateway.carrier import Carrier
 from stormline.gateway.listener import Door, Listener
 from stormline.gateway.registry import Registry
 from stormline.gateway.router import Router
-from stormline.gateway.session import Hub, Session
+from stormline.gateway.session import Hub
 from stormline.gateway.tickets import TicketKeys
 from stormline.gateway.tls import LiveTls
 from stormline.net.clock import SystemClock, SystemRng
@@ -62,7 +63,7 @@ def _sessions(files: TlsFiles) -> tuple[int, int, Registry]:
         closed=lambda identity: None,
     )
     doors = [Door(Address("127.0.0.1", 0), plain=True), Door(Address("127.0.0.1", 0))]
-    listener = Listener(doors, lambda: Session(hub, loop), LiveTls(files, TicketKeys(clock, rng)).context)
+    listener = Listener(doors, lambda: Carrier(hub, loop), LiveTls(files, TicketKeys(clock, rng)).context)
     listener.start()
     return listener.addresses[0].port, listener.addresses[1].port, registry
 

@@ -1,6 +1,7 @@
-"""One live long connection of a client: a `wire.Connection` driven over a `net` stream.
+"""One session of a client on the long connection: a `wire.Connection` driven over one `net` stream after another.
 
-Everything here runs on one event loop. A link ends once and for all; `client.longline` opens the next one.
+Everything here runs on one event loop. A link whose stream is lost waits, detached, for `client.longline` to attach it
+to the next one; its calls wait with it, and lose nothing. A link ends once and for all.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from stormline.core.codes import Code
 from stormline.core.errors import (
     CallError,
     ChannelLost,
+    ConnectError,
     DeadlineExceeded,
     LocalProtocolError,
     QueueFull,
@@ -58,6 +60,10 @@ class LinkListener(Protocol):
         """The gateway wants us to leave: no new calls here; the link ends itself after its last call."""
         ...
 
+    def link_detached(self, link: "Link", closed: e.Closed) -> None:
+        """The connection below is lost; the session can go on over another one, for a while."""
+        ...
+
     def link_ended(self, link: "Link", closed: e.Closed) -> None:
         """The link is over; all its calls have failed already."""
         ...
@@ -71,19 +77,21 @@ class LinkCall:
 
     Attributes:
         call_id: its id on the link.
-        offset: where it begins in the stream of all bytes of the link.
+        offset: where it begins in the bytes of the link's stream; below zero where it left by an earlier one.
+        impatient: it ends where no gateway can be reached at once: its caller has other means.
         ended: its answer is whole, or it failed, or it was given up.
         quiet_since: when the call last moved: it was opened, or a piece of its body left. In the loop's time.
     """
 
-    __slots__ = ("_chunks", "_credit", "_error", "_link", "_reply", "_sender", "_wake", "call_id", "ended", "offset",
-                 "quiet_since")  # fmt: skip
+    __slots__ = ("_chunks", "_credit", "_error", "_link", "_reply", "_sender", "_wake", "call_id", "ended", "impatient",
+                 "offset", "quiet_since")  # fmt: skip
 
     def __init__(self, link: "Link", call_id: int, offset: int, now: float) -> None:
         self._link = link
         self.call_id = call_id
         self.offset = offset
         self.ended = False
+        self.impatient = False
         self.quiet_since = now
         self._reply: e.ReplyReceived | None = None
         self._chunks: deque[bytes] = deque()
@@ -255,13 +263,27 @@ class LinkCall:
 
 
 class Link:
-    """A long connection from its HELLO to its end."""
+    """A session from its HELLO to its end.
 
-    def __init__(self, stream: Stream, listener: LinkListener, *, heartbeat_s: float = limits.HEARTBEAT_S) -> None:
+    Args:
+        stream: its first connection.
+        listener: told what happens.
+        heartbeat_s: silence after which it asks for a sign of life.
+        machine: one that has been greeted on the stream already (`greet`); then `begin` goes on instead of `start`.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        listener: LinkListener,
+        *,
+        heartbeat_s: float = limits.HEARTBEAT_S,
+        machine: connection.Connection | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.stream = stream
         self._listener = listener
-        self.machine = connection.Connection(Role.CLIENT, self._loop.time(), heartbeat_s=heartbeat_s)
+        self.machine = machine or connection.Connection(Role.CLIENT, self._loop.time(), heartbeat_s=heartbeat_s)
         self._heartbeat_s = heartbeat_s
         self.woke: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self.welcome: messages.Welcome | None = None
@@ -275,20 +297,84 @@ class Link:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._tasks: list[asyncio.Task[None]] = []
         self._farewell: asyncio.Task[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
 
     def start(self, hello: messages.Hello) -> None:
         """Say HELLO; calls may be opened at once and leave in the same flight."""
         self.machine.send_hello(hello)
+        self._drive()
+
+    def begin(self, welcome: messages.Welcome) -> None:
+        """Go on where `greet` has left the machine: the session stands."""
+        self._welcomed(welcome)
+        self._drive()
+
+    def _drive(self) -> None:
+        self._out.clear()
+        self._drained.set()
         self._tasks = [
             asyncio.create_task(self._read(), name="stormline link reader"),
             asyncio.create_task(self._write(), name="stormline link writer"),
         ]
         self.flush()
 
+    def detach(self) -> None:
+        """Leave the connection below without ending the session: `attach` goes on, within the resume window.
+
+        Raises:
+            LocalProtocolError: the session cannot outlive its connection.
+        """
+        self.machine.detach(self.stream.sent_bytes)
+        self._place_calls()
+        self._drained.clear()
+        self._expiry = self._loop.call_later(
+            self.welcome.resume_window_s if self.welcome is not None else 0.0,
+            self.end,
+            "the gateway keeps the session no longer",
+        )
+        self._arm()
+        self._part(b"")
+
+    def attach(self, stream: Stream, greeting: connection.Connection, welcome: messages.Welcome) -> None:
+        """Go on over another connection, on which the gateway has taken the session up again (`greet`).
+
+        Raises:
+            LocalProtocolError: the link has ended, or what the gateway lacks is kept no more.
+        """
+        if self.closed is not None:
+            raise LocalProtocolError("the link has ended")
+        self.machine.resume(greeting, welcome.received, self._loop.time())
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self.stream = stream
+        self._place_calls()
+        self._welcomed(welcome)
+        self._drive()
+
+    def _place_calls(self) -> None:
+        for call in self._calls.values():
+            call.offset = self.machine.call_offset(call.call_id)
+
+    @property
+    def detached(self) -> bool:
+        """True where it waits for a connection."""
+        return self.closed is None and self.machine.detached
+
+    @property
+    def resumable(self) -> bool:
+        """True where it can go on over another connection."""
+        has_token = self.welcome is not None and bool(self.welcome.resume)
+        return self.closed is None and has_token and self.machine.resumable
+
+    @property
+    def calls_open(self) -> int:
+        """Calls that wait for the end of their answers."""
+        return len(self._calls)
+
     @property
     def standing(self) -> bool:
         """True where it takes new calls, now or as soon as one of those open has ended."""
-        return self.closed is None and self.machine.state in (State.GREETING, State.OPEN)
+        return self.closed is None and not self.machine.detached and self.machine.state in (State.GREETING, State.OPEN)
 
     @property
     def busy(self) -> bool:
@@ -337,8 +423,8 @@ class Link:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of the session that the kernel has begun to take."""
-        return self.stream.sent_bytes
+        """Bytes that the kernel has begun to take on the connection that carries the session now."""
+        return 0 if self.machine.detached else self.stream.sent_bytes
 
     @property
     def peer(self) -> str:
@@ -399,8 +485,8 @@ class Link:
 
     def network_changed(self, gone: Callable[[Stream], bool]) -> None:
         """End at once where `gone` says so of the connection below; else ask for a sign of life."""
-        if self.closed is None and gone(self.stream):
-            self._end(e.Closed(Code.OK, "the network is gone", lost=True))
+        if self.closed is None and not self.machine.detached and gone(self.stream):
+            self._lose(e.Closed(Code.OK, "the network is gone", lost=True))
         else:
             self.check()
 
@@ -419,17 +505,31 @@ class Link:
         """Say CLOSE, give it `limits.CLOSE_FLUSH_S` to leave, end. Calls in flight fail with ChannelLost."""
         if self.closed is None:
             self.machine.close(code, reason)
-            self.flush()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.CLOSE_FLUSH_S):
-                    await self._drained.wait()
+            if not self.machine.detached:
+                self.flush()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limits.CLOSE_FLUSH_S):
+                        await self._drained.wait()
             self._end(e.Closed(code, reason))
         if self._farewell is not None:
             await self._farewell
 
+    def end(self, why: str) -> None:
+        """End a link that no connection carries, or that nobody will carry on."""
+        self._end(e.Closed(Code.OK, why, lost=True))
+
+    def lose_patience(self) -> None:
+        """No gateway can be reached now: end the calls whose callers have other means."""
+        for call in [call for call in self._calls.values() if call.impatient]:
+            error = self._lost_error(call, e.Closed(Code.OK, "no gateway can be reached", lost=True))
+            self.forget(call)
+            call.fail(error)
+
     def abandon(self) -> None:
         """Drop the connection without a word, at once; also for a link whose event loop is closed."""
         self.closed = self.closed or e.Closed(Code.OK, "abandoned", lost=True)
+        if self._expiry is not None:
+            self._expiry.cancel()
         with contextlib.suppress(RuntimeError):  # a closed loop cannot cancel any more
             for task in self._tasks:
                 task.cancel()
@@ -440,16 +540,18 @@ class Link:
     # -- inside --------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
+        stream = self.stream
         try:
-            while self.closed is None:
-                data = await self.stream.receive()
+            self._pump()  # what came behind the WELCOME
+            while self.closed is None and self.stream is stream and not self.machine.detached:
+                data = await stream.receive()
                 if data:
                     self.machine.receive_data(data, self._loop.time())
                 else:
                     self.machine.receive_eof(self._loop.time())
                 self._pump()
         except OSError as error:  # ssl.SSLError is one
-            self._end(e.Closed(Code.OK, reason_of(error), lost=True))
+            self._lose(e.Closed(Code.OK, reason_of(error), lost=True))
         except RemoteProtocolError as error:
             _log.warning("gateway %s broke the protocol: %s", self.peer, error)
             self._end(e.Closed(error.code, str(error)))
@@ -458,15 +560,16 @@ class Link:
             self._end(e.Closed(Code.INTERNAL, type(error).__name__, lost=True))
 
     async def _write(self) -> None:
+        stream = self.stream
         try:
             while True:
                 await self._out.wait()
                 self._out.clear()
                 while data := self.machine.data_to_send():
-                    await self.stream.send_all(data)
+                    await stream.send_all(data)
                 self._drained.set()
         except OSError as error:
-            self._end(e.Closed(Code.OK, reason_of(error), lost=True))
+            self._lose(e.Closed(Code.OK, reason_of(error), lost=True))
 
     def _arm(self) -> None:
         """Have one timer that fires no later than the next thing due. One that fires early finds out and sleeps on."""
@@ -514,17 +617,24 @@ class Link:
             case e.CallCancelled():
                 self._listener.link_call_data(self, event)
             case e.Welcomed():
-                self.welcome = event.welcome
-                self._set_heartbeat()
-                self._listener.link_welcomed(self, event.welcome)
+                self._welcomed(event.welcome)
             case e.Closed():
-                self._end(event)
+                renew = event.by_peer and codes.action(event.code) is codes.Action.RENEW
+                if event.lost or renew:
+                    self._lose(event)
+                else:
+                    self._end(event)
             case e.GoingAway():
                 _log.info("gateway %s asks us to leave: %s", self.peer, codes.name(event.code))
                 self._listener.link_leaving(self, event)
                 self._call_ended()
             case e.PongReceived() | e.HelloReceived() | e.PushAcked():
                 pass
+
+    def _welcomed(self, welcome: messages.Welcome) -> None:
+        self.welcome = welcome
+        self._set_heartbeat()
+        self._listener.link_welcomed(self, welcome)
 
     def set_heartbeat(self, heartbeat_s: float) -> None:
         """Ask for a sign of life after this much silence from now on, or earlier where the gateway wants it."""
@@ -555,34 +665,54 @@ class Link:
             self.machine.close(Code.OK, "leaving as asked")
             self._pump()
 
+    def _lose(self, closed: e.Closed) -> None:
+        """The connection is gone: wait for the next one where the session can, else end."""
+        if not self.resumable:
+            self._end(closed)
+        elif not self.machine.detached:
+            self.detach()
+            self._wake_waiter()
+            self._listener.link_detached(self, closed)
+
     def _end(self, closed: e.Closed) -> None:
         """The link is over: fail the calls in flight, exactly, and tell the listener. Once."""
         if self.closed is not None:
             return
         self.closed = closed
+        if self._expiry is not None:
+            self._expiry.cancel()
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             call.fail(self._lost_error(call, closed))
         self._wake_waiter()
         self._arm()
         final = self.machine.data_to_send()
-        self._farewell = self._loop.create_task(self._part(final), name="stormline link farewell")
+        self.machine.release()
+        self._part(final)
+        self._drained.set()
         self._listener.link_ended(self, closed)
 
-    async def _part(self, final: bytes) -> None:
-        """Send the last frames if they go at once, then close the stream and stop the two tasks."""
-        try:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            if final:
-                async with asyncio.timeout(limits.CLOSE_FLUSH_S):
-                    await self.stream.send_all(final)
-        except (OSError, TimeoutError, LocalProtocolError):
-            pass
-        finally:
-            self._drained.set()
-            self.stream.close()
+    def _part(self, final: bytes) -> None:
+        """Stop the two tasks, send the last frames if they go at once, and close the stream."""
+        stream, tasks, earlier = self.stream, self._tasks, self._farewell
+        self._tasks = []
+        for task in tasks:
+            task.cancel()
+
+        async def part() -> None:
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+                if final:
+                    async with asyncio.timeout(limits.CLOSE_FLUSH_S):
+                        await stream.send_all(final)
+            except (OSError, TimeoutError, LocalProtocolError):
+                pass
+            finally:
+                stream.close()
+            if earlier is not None:
+                await earlier
+
+        self._farewell = self._loop.create_task(part(), name="stormline link farewell")
 
     def _lost_error(self, call: LinkCall, closed: e.Closed) -> StormlineError:
         refused = self.welcome is None and closed.by_peer and closed.code != Code.OK
@@ -596,6 +726,40 @@ class Link:
         if refused:
             error.__cause__ = RefusedError(closed.code, closed.reason, closed.retry_after_s)
         return error
+
+
+async def greet(
+    stream: Stream, hello: messages.Hello, *, heartbeat_s: float
+) -> tuple[connection.Connection, messages.Welcome]:
+    """Say HELLO on a stream, and wait for the WELCOME; what the gateway sends behind it stays in the machine.
+
+    Cancelled or failed, the stream is for the caller to close.
+
+    Raises:
+        RefusedError: the gateway said CLOSE.
+        ConnectError: the connection was lost, or no WELCOME came in `limits.HELLO_TIMEOUT_S`.
+    """
+    loop = asyncio.get_running_loop()
+    machine = connection.Connection(Role.CLIENT, loop.time(), heartbeat_s=heartbeat_s)
+    machine.send_hello(hello)
+    try:
+        async with asyncio.timeout(limits.HELLO_TIMEOUT_S):
+            await stream.send_all(machine.data_to_send())
+            while (event := machine.next_event()) is None:
+                data = await stream.receive()
+                if data:
+                    machine.receive_data(data, loop.time())
+                else:
+                    machine.receive_eof(loop.time())
+    except (OSError, TimeoutError, RemoteProtocolError) as error:
+        raise ConnectError(
+            f"no greeting from {stream.peer}: {error}", phase=Phase.CONNECT, maybe_delivered=False
+        ) from error
+    if isinstance(event, e.Welcomed):
+        return machine, event.welcome
+    if isinstance(event, e.Closed) and event.by_peer and event.code != Code.OK:
+        raise RefusedError(event.code, event.reason, event.retry_after_s)
+    raise ConnectError(f"no greeting from {stream.peer}: {event}", phase=Phase.CONNECT, maybe_delivered=False)
 
 
 def _call_error(event: e.CallFailed) -> StormlineError:

@@ -10,6 +10,7 @@ from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.net.stream import Stream
 from stormline.outbound.messages import HttpRequest
+from stormline.policy.resend import SAFE_METHODS
 
 if TYPE_CHECKING:
     # What needs a platform is imported with one (`runtime`); here it is only named.
@@ -45,6 +46,7 @@ async def ask_long(longline: "LongLine", run: Run, left: Callable[[Stream], bool
             headers=_long_headers(request),
             body=first,
             more=more,
+            impatient=request.method in SAFE_METHODS,
         )
     except errors.TransportError as error:
         # It stood and went away in this moment: nothing of the call had left.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from stormline.client.carriers import Carriers, Target, carrier_of
 from stormline.client.config import Config
-from stormline.client.link import Link, LinkCall
+from stormline.client.link import Link, LinkCall, greet
 from stormline.client.scheduling import Scheduling
 from stormline.client.trace import CallTrace
 from stormline.core import codes, errors, limits
@@ -75,6 +75,7 @@ class LongLine:
         self._lost = asyncio.Event()
         self._renewed = False
         self._nudge = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._heartbeat_s = limits.HEARTBEAT_S
         self.woke: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self.listener: LineListener | None = None
@@ -129,24 +130,30 @@ class LongLine:
 
     async def _join_opening(self, on_stage: OnStage) -> Link:
         on_stage(Phase.CONNECT)
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open(), name="stormline open link")
-            self._opening.add_done_callback(self._opened)
+        opening = self._begin_opening()
         self._on_stages.append(on_stage)
         try:
-            return await asyncio.shield(self._opening)
+            return await asyncio.shield(opening)
         finally:
             self._on_stages.remove(on_stage)
 
+    def _begin_opening(self, leave: Link | None = None) -> asyncio.Task[Link]:
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(leave), name="stormline open link")
+            self._opening.add_done_callback(self._opened)
+        return self._opening
+
     async def call(
         self, trace: CallTrace, gate: str, method: str, *, ends_at: float, target: str = "",
-        headers: messages.Headers = (), body: bytes = b"", more: bool = False,
+        headers: messages.Headers = (), body: bytes = b"", more: bool = False, impatient: bool = False,
     ) -> tuple[LinkCall, bool]:  # fmt: skip
         """Open a call, on a link that stands or a new one; give it and whether its link stood before.
 
         Args:
             trace: told how far it is.
             ends_at: the call's deadline in the loop's time; bounds this wait too.
+            impatient: it ends where the connection is lost and no gateway can be reached at once; else it waits for
+                the session to go on, as long as that may.
 
         Raises:
             DeadlineExceeded: no link in time.
@@ -172,6 +179,7 @@ class LongLine:
         except errors.LocalProtocolError as error:  # it went away in this moment, or the call is too large for it
             phase = Phase.QUEUED if link.standing else Phase.SEND
             raise errors.WriteError(str(error), phase=phase, maybe_delivered=False) from error
+        call.impatient = impatient
         return call, stood
 
     async def ask(self, body: bytes) -> bytes:
@@ -206,16 +214,46 @@ class LongLine:
 
     def _opened(self, task: asyncio.Task[Link]) -> None:
         self._opening = None
-        if not task.cancelled():
-            task.exception()  # retrieved: the waiters have it, and there may be none left
+        if task.cancelled():
+            return
+        failed = task.exception() is not None  # retrieved: the waiters have it, and there may be none left
+        waiting = self._waiting
+        if failed and waiting is not None:
+            waiting.lose_patience()
+            if self._reconnect.stopped:
+                waiting.end("the gateway takes this device no longer")
+            elif waiting.calls_open:
+                self._begin_opening()
 
     def _stage(self, stage: str) -> None:
         for on_stage in self._on_stages:
             on_stage(stage)
 
-    async def _open(self) -> Link:
-        if (pause := self.pause_s()) > 0:
-            await asyncio.sleep(pause)
+    @property
+    def _waiting(self) -> Link | None:
+        """The link whose connection is lost, and which waits for the next one."""
+        return self._link if self._link is not None and self._link.detached else None
+
+    async def move(self) -> None:
+        """Take the session to another connection, to another gateway where there is one; calls go on there.
+
+        The connection that carries it is left once the next one stands. Does nothing where the session cannot move, or
+        is being opened.
+
+        Raises:
+            TransportError: no other connection could be made; where the session has left its own, it waits.
+        """
+        link = self.link
+        if link is not None and link.resumable and self._opening is None:
+            await asyncio.shield(self._begin_opening(link))
+
+    async def _open(self, leave: Link | None = None) -> Link:
+        """Open a link, or take the session of the one that waits, or that is to be left, to a new connection."""
+        while (pause := self.pause_s()) > 0:
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._hurry.wait()
         if self._reconnect.stopped:
             raise errors.ConnectError(
                 f"the gateway refused for good: {self.last_refusal}", phase=Phase.CONNECT, maybe_delivered=False
@@ -232,32 +270,94 @@ class LongLine:
         failure = "dispatch names none"
         if targets:
             try:
-                return self._start(await self._carriers.open(targets, self._stage), token)
+                return await self._open_one(targets, token, leave)
+            except errors.RefusedError as refusal:
+                raise errors.ConnectError(str(refusal), phase=Phase.CONNECT, maybe_delivered=False) from refusal
             except errors.TransportError as error:
                 failure = str(error)
         self._reconnect.observe_failure(self._loop.time(), self._rng.random())
         raise errors.ConnectError(f"no gateway can be reached: {failure}", phase=Phase.CONNECT, maybe_delivered=False)
 
+    async def _open_one(self, targets: list[Target], token: str, leave: Link | None) -> Link:
+        """Open a link to one of these; where a session waits, to the first that comes to a greeting.
+
+        Raises:
+            RefusedError: a gateway takes this device not now, or not at all.
+            TransportError: none can be reached.
+        """
+        for left in range(len(targets), 0, -1):
+            stream = await self._carriers.open(targets, self._stage)
+            if leave is not None and leave.resumable and not leave.detached:
+                leave.detach()
+            waiting = self._waiting
+            if waiting is None:
+                return self._start(stream, token)
+            try:
+                return await self._resume(waiting, stream, token)
+            except errors.TransportError:
+                if left == 1:
+                    raise
+                targets = self._targets()  # where this one has gone behind the others
+        raise errors.ConnectError("no gateway is named", phase=Phase.CONNECT, maybe_delivered=False)
+
     def _start(self, stream: Stream, token: str) -> Link:
         link = Link(stream, self, heartbeat_s=self._heartbeat_s)
         link.woke = self.woke
         try:
-            link.start(
-                messages.Hello(
-                    versions=(messages.VERSION,),
-                    app=self._app,
-                    token=token,
-                    network=self._config.network,
-                    client=self._client_name,
-                    capabilities=(messages.PLAN,),
-                )
-            )
+            link.start(self._hello(token))
         except errors.LocalProtocolError as error:
             stream.close()
             raise errors.WriteError(
                 f"the greeting cannot be sent: {error}", phase=Phase.CONNECT, maybe_delivered=False
             ) from error
         self._link = link
+        return link
+
+    def _hello(self, token: str, waiting: Link | None = None) -> messages.Hello:
+        welcome = waiting.welcome if waiting is not None else None
+        return messages.Hello(
+            versions=(messages.VERSION,),
+            app=self._app,
+            token=token,
+            resume=welcome.resume if welcome is not None else "",
+            received=waiting.machine.received if waiting is not None else 0,
+            network=self._config.network,
+            client=self._client_name,
+            capabilities=(messages.PLAN, messages.RESUME),
+        )
+
+    async def _resume(self, waiting: Link, stream: Stream, token: str) -> Link:
+        """Let the session go on over a stream, or begin a fresh one there where the gateway has it no more.
+
+        Raises:
+            RefusedError: the gateway takes this device not now, or not at all.
+            ConnectError: it did not come to a greeting.
+        """
+        try:
+            machine, welcome = await greet(stream, self._hello(token, waiting), heartbeat_s=self._heartbeat_s)
+            if welcome.resumed:
+                waiting.attach(stream, machine, welcome)
+                return waiting
+        except errors.RefusedError as refusal:
+            stream.close()
+            self._refused(str(stream.peer), refusal)
+            raise
+        except errors.LocalProtocolError as error:
+            stream.close()
+            waiting.end(str(error))
+            raise errors.ConnectError(str(error), phase=Phase.CONNECT, maybe_delivered=False) from error
+        except errors.TransportError:
+            stream.close()
+            self._suspect(str(stream.peer))
+            self._carriers.failed(carrier_of(stream))
+            raise
+        except BaseException:
+            stream.close()
+            raise
+        waiting.end("the gateway has the session no more")
+        link = self._link = Link(stream, self, heartbeat_s=self._heartbeat_s, machine=machine)
+        link.woke = self.woke
+        link.begin(welcome)
         return link
 
     def _targets(self) -> list[Target]:
@@ -415,33 +515,57 @@ class LongLine:
             if self._link is link:
                 self._link = None
                 self._carriers.close()
-            self._plan_return(link, closed)
+            if link.welcome is None and not closed.by_peer:
+                self._carriers.failed(carrier_of(link.stream))
+            if not link.machine.detached:  # then its return was planned when its connection was lost
+                self._plan_return(link.peer, closed, welcomed=link.welcome is not None)
             self._lost.set()
         if self.listener is not None:
             self.listener.line_ended(link, closed)
 
-    def _plan_return(self, link: Link, closed: e.Closed) -> None:
+    def link_detached(self, link: Link, closed: e.Closed) -> None:
+        """See `LinkListener`: take the session elsewhere at once where calls wait for it, or one is kept for pushes."""
+        if self._link is not link:
+            link.end("another link has taken its place")
+            return
+        self._carriers.close()
+        self._plan_return(link.peer, closed, welcomed=True)
+        if self._reconnect.stopped:
+            link.end("the gateway takes this device no longer")
+            return
+        self._lost.set()
+        if link.calls_open:
+            self._begin_opening()
+
+    def _plan_return(self, peer: str, closed: e.Closed, *, welcomed: bool) -> None:
         now, chance = self._loop.time(), self._rng.random()
-        if link.welcome is None:
-            self._suspects = [peer for peer in self._suspects if peer != link.peer][-limits.DIAL_CANDIDATES_MAX :]
-            self._suspects.append(link.peer)
-            if not closed.by_peer:
-                self._carriers.failed(carrier_of(link.stream))
         if closed.by_peer and closed.code != codes.Code.OK:
-            refusal = errors.RefusedError(closed.code, closed.reason, closed.retry_after_s)
-            self.last_refusal = refusal
-            if renewable(refusal) and not self._renewed and self._scheduling.token_rejected():
-                self._renewed = True
-                self._suspects.clear()  # the token was at fault, not the gateway
-                self._reconnect.reset()
-            elif refusal.action in (codes.Action.STOP, codes.Action.RENEW):
-                self._reconnect.observe_stop()
-            else:
-                self._reconnect.observe_failure(now, chance, retry_after_s=closed.retry_after_s)
-        elif link.welcome is not None:
+            self._refused(
+                peer, errors.RefusedError(closed.code, closed.reason, closed.retry_after_s), welcomed=welcomed
+            )
+        elif welcomed:
             self._reconnect.observe_loss(now, chance)
         else:
+            self._suspect(peer)
             self._reconnect.observe_failure(now, chance)
+
+    def _suspect(self, peer: str) -> None:
+        self._suspects = [each for each in self._suspects if each != peer][-limits.DIAL_CANDIDATES_MAX :]
+        self._suspects.append(peer)
+
+    def _refused(self, peer: str, refusal: errors.RefusedError, *, welcomed: bool = False) -> None:
+        """A gateway said no, or ended a session that stood, with a code."""
+        if not welcomed:
+            self._suspect(peer)
+        self.last_refusal = refusal
+        if renewable(refusal) and not self._renewed and self._scheduling.token_rejected():
+            self._renewed = True
+            self._suspects.clear()  # the token was at fault, not the gateway
+            self._reconnect.reset()
+        elif refusal.action in (codes.Action.STOP, codes.Action.RENEW):
+            self._reconnect.observe_stop()
+        else:
+            self._reconnect.observe_failure(self._loop.time(), self._rng.random(), retry_after_s=refusal.retry_after_s)
 
     def network_changed(self, gone: Callable[[Stream], bool], *, doubt: bool = True) -> None:
         """Leave a link whose local address is gone, and ask any other for a sign of life; no back-off holds us up.
@@ -457,6 +581,9 @@ class LongLine:
             link.network_changed(gone)
         self._reconnect.reset()  # after them: a link that ends here plans its return, and there is nothing to wait for
         self._nudge.set()
+        self._hurry.set()
+        if self._waiting is not None and self._waiting.calls_open:
+            self._begin_opening()
 
     def _links(self) -> list[Link]:
         return [*self._leaving, *(link for link in (self._lesser, self._link) if link is not None)]

@@ -44,6 +44,23 @@ REASON_CHARS_MAX: Final = 256
 WIRE_SECONDS_MAX: Final = 365 * 86_400.0
 """The longest time span put on the wire or believed from it: a year; longer is a mistake."""
 
+# -- sessions that outlive their connection ----------------------------------------------------------------------------
+RECEIVED_EVERY_FRAMES: Final = 32
+"""Frames of a session after which their receiver confirms them: one small frame in 33, and few small ones kept."""
+RECEIVED_EVERY_BYTES: Final = 32 * 1024
+"""The same in bytes: two chunks. What a sender keeps of a flowing body is what is on its way and this."""
+KEPT_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of a session's frames kept until the peer confirms them. Four bodies with all their credit under way; beyond it
+the oldest are dropped, and the session cannot be resumed until the peer has confirmed those."""
+KEPT_FRAMES_MAX: Final = 4096
+"""The same in frames: small ones cost their objects, some 200 KB. All calls that may be open, sixteen times."""
+KEPT_ROOM_BYTES: Final = 64 * 1024
+"""A session without a connection takes pushes and bodies while it keeps less than this; calls' short answers always."""
+RESUME_WINDOW_S: Final = 60.0
+"""How long a session waits for its client after a loss: a tunnel, a lift, a change of network."""
+RESUME_TOKEN_CHARS_MAX: Final = 192
+"""A resume token: node (a DNS label), session and secret."""
+
 # -- time on the long connection --------------------------------------------------------------------------------------
 HELLO_TIMEOUT_S: Final = 5.0
 """From accept (client: from its HELLO) to the WELCOME, absolute: bytes that dribble in do not extend it."""

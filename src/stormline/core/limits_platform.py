@@ -398,6 +398,16 @@ SEND_BUFFER_BYTES: Final = 32 * 1024
 SESSION_BACKLOG_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes waiting for one session above which it is dropped as OVERLOADED. Senders pause long before; all pushes that may
 be unacknowledged (2 MiB) and a FAIL for every call fit."""
+KEPT_NODE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Frames that all sessions of one process keep for their clients: 14 KB for each of `SESSIONS_MAX`. A session that
+finds no room keeps nothing, and ends with its connection."""
+SESSIONS_WAITING_MAX: Final = SESSIONS_MAX
+"""Sessions without a connection in one process: all it may have, where a network fails. Some 4 KB each; the longest
+without is ended first."""
+HANDOVER_CALLS_S: Final = 2.0
+"""How long a node that gives a session away waits for its calls to end; most take less. What still runs then fails."""
+HANDOVER_TIMEOUT_S: Final = 3.5
+"""How long a node waits for a session of another: that wait and the way there and back, within `HELLO_TIMEOUT_S`."""
 STALL_TIMEOUT_S: Final = 120.0
 """How long a session may take nothing of what we send before it is dropped: twice what 64 KiB need on GPRS."""
 CALL_DEADLINE_GRACE_S: Final = 0.5
@@ -407,6 +417,8 @@ ENGINE_FIRST_WAIT_S: Final = 1.0
 """How long a starting gateway waits for the engine before it serves without: one that runs answers in milliseconds."""
 DRAIN_S: Final = 1.0
 """How long a stopping gateway waits after GOAWAY for calls to end, inside `ROLE_STOP_TIMEOUT_S`."""
+QUOTA_RETRY_S: Final = 30.0
+"""What a client is told to wait whose app has all the sessions it may have: they end by the minute, not the second."""
 CALL_RETRY_AFTER_S: Final = 1.0
 """What a caller is told to wait where something we depend on is away for the moment."""
 

@@ -4,6 +4,7 @@
 |-----------------------------|-----------|---------------------------------------------------|
 | `POST /v1/push`             | admin key | push to one device, wait for its acknowledgement  |
 | `GET /v1/devices/{device}`  | admin key | where the device has its session                  |
+| `POST /v1/revocations`      | admin key | end the sessions of a device or a user            |
 | `GET /v1/sessions`          | admin key | sessions of this node                             |
 | `GET /healthz`              | anyone    | 200 while this process serves; the engine's state |
 
@@ -83,6 +84,25 @@ class PushAnswer(BaseModel):
     )
     id: str
     node: str = Field(description="the node that had the device's session, empty where none had")
+
+
+class RevocationRequest(BaseModel):
+    """Whose sessions end, on every node of the unit, whether they have a connection or wait for one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    app: str | None = Field(default=None, description="application id; may be absent where the node serves only one")
+    device: str = Field(default="", description="device id; this or `user`")
+    user: str = Field(default="", description="user id: all sessions of this user")
+    action: Literal["stop", "renew"] = Field(
+        default="stop", description="`stop`: clients stay away until a person acts; `renew`: they need a new token"
+    )
+
+
+class RevocationAnswer(BaseModel):
+    """What was done."""
+
+    ended: int = Field(description="sessions ended on this node; the other nodes end theirs at the same time")
 
 
 class DeviceAnswer(BaseModel):
@@ -169,6 +189,7 @@ class AdminView:
         apps: apps served here.
         push: see `appgw.push.PushService.push`.
         lookup: see `appgw.directory.Directory.lookup`.
+        revoke: see `gateway.revocation.Revocations.revoke`.
         sessions: gives the live sessions of this node.
         counts: gives sessions, connections and calls.
         engine_connected: says whether the engine is there.
@@ -180,6 +201,7 @@ class AdminView:
     apps: tuple[str, ...]
     push: Callable[..., Awaitable[PushResult]]
     lookup: Callable[[str, str], Awaitable[Location | None]]
+    revoke: Callable[..., Awaitable[int]]
     sessions: Callable[[], Iterator[SessionView]]
     counts: Callable[[], tuple[int, int, int]]
     engine_connected: Callable[[], bool]
@@ -208,6 +230,14 @@ def make_app(view: AdminView) -> FastAPI:
             ttl_s=order.ttl_s,
         )
         return PushAnswer(state=result.delivery, id=result.push_id, node=result.node)
+
+    @app.post("/v1/revocations", dependencies=locked)
+    async def revoke(order: RevocationRequest) -> RevocationAnswer:
+        """End the sessions of a device or a user, on every node of the unit."""
+        if bool(order.device) == bool(order.user):
+            raise RequestRefused("bad-request", "expected exactly one of device and user")
+        app_id, renew = _app_of(view, order.app), order.action == "renew"
+        return RevocationAnswer(ended=await view.revoke(app_id, device=order.device, user=order.user, renew=renew))
 
     @app.get("/v1/devices/{device:path}", dependencies=locked)
     async def presence(device: str, app: str | None = None) -> DeviceAnswer:

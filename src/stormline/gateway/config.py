@@ -11,6 +11,19 @@ from stormline.engine.nats import EngineConfig
 from stormline.web.server import TlsFiles
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one app may take of a node; 0 for no bound but the node's own.
+
+    Attributes:
+        sessions: sessions at once.
+        calls: calls in progress at once.
+    """
+
+    sessions: int = 0
+    calls: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
     """Settings of the gateway role.
@@ -32,6 +45,8 @@ class GatewayConfig:
         api_upstreams: origin `http(s)://ip:port` by host, for the gate `api` (`appgw.api.read_upstreams`).
         api_ca: file of an authority that vouches for them beside the system's: the platform's own, for its roles.
         heartbeat_s: longest silence a client is asked to keep before a PING, seconds.
+        resume_window_s: how long a session waits for its client after a loss; 0: it ends with its connection.
+        quotas: what each app may take of this node, by app.
         engine: the distributed engine.
         admin_host: address to listen on for the business API; plain HTTP, so loopback or behind a TLS terminator.
         admin_port: TCP port, 0 for a free one.
@@ -54,6 +69,8 @@ class GatewayConfig:
     api_upstreams: Mapping[str, str] = field(default_factory=dict)
     api_ca: Path | None = None
     heartbeat_s: float = limits.HEARTBEAT_S
+    resume_window_s: float = limits.RESUME_WINDOW_S
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
     engine: EngineConfig
     admin_host: str = "127.0.0.1"
     admin_port: int = 0
@@ -79,5 +96,12 @@ class GatewayConfig:
             ids.check_label(app, "app")
         if not 1.0 <= self.heartbeat_s <= limits.CALL_DEADLINE_MAX_S:
             raise errors.ConfigError(f"heartbeat_s {self.heartbeat_s}: expected 1 to {limits.CALL_DEADLINE_MAX_S:.0f}")
+        if not 0 <= self.resume_window_s <= limits.CALL_DEADLINE_MAX_S:
+            raise errors.ConfigError(
+                f"resume_window_s {self.resume_window_s}: expected 0 to {limits.CALL_DEADLINE_MAX_S:.0f}"
+            )
+        for app, quota in self.quotas.items():
+            if quota.sessions < 0 or quota.calls < 0:
+                raise errors.ConfigError(f"quota of app {app!r}: expected numbers from 0 on")
         if len(self.admin_key) < limits_platform.ADMIN_KEY_CHARS_MIN:
             raise errors.ConfigError(f"admin_key: expected at least {limits_platform.ADMIN_KEY_CHARS_MIN} characters")

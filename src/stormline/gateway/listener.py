@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, cast
 
 from stormline.core import errors, limits, limits_carriers, limits_platform
 from stormline.core.values import Address
-from stormline.gateway.session import Session
+from stormline.gateway.carrier import Carrier
 from stormline.gateway.websocket import WebSocketCarrier
 from stormline.wire import messages as m
 from stormline.wire import proxyprotocol
@@ -353,7 +353,7 @@ class _Arrival(asyncio.Protocol):
             )
         self._transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        if self._told is not None and isinstance(protocol, Session):
+        if self._told is not None and isinstance(protocol, Carrier):
             protocol.peer = str(self._told)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -7,7 +7,7 @@ simulated network.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stormline.appgw.api import ApiGate, read_upstreams
 from stormline.appgw.directory import Directory, Location
@@ -20,9 +20,13 @@ from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
 from stormline.engine.port import Engine, KeyValue
 from stormline.gateway import tickets
+from stormline.gateway.carrier import Carrier
+from stormline.gateway.config import Quota
+from stormline.gateway.handover import Handover
 from stormline.gateway.late_engine import LateEngine
 from stormline.gateway.notices import Notices
 from stormline.gateway.registry import Registry
+from stormline.gateway.revocation import Revocations
 from stormline.gateway.router import Router
 from stormline.gateway.session import Hub, Session
 from stormline.outbound.pool import HttpPool
@@ -41,6 +45,8 @@ class NodeConfig:
     apps: Mapping[str, Mapping[str, str]]
     api_upstreams: Mapping[str, str]
     heartbeat_s: float
+    resume_window_s: float = limits.RESUME_WINDOW_S
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
 
 
 class GatewayNode:
@@ -85,15 +91,22 @@ class GatewayNode:
             rng=rng,
             unit=unit,
             heartbeat_s=config.heartbeat_s,
+            node=node,
+            resume_window_s=config.resume_window_s,
+            quotas=config.quotas,
             opened=self._directory.opened,
             closed=self._directory.closed,
             changes_due=self._notices.due,
         )
+        self._handover = Handover(self._hub, self._engine)
+        self._hub.fetch = self._handover.fetch
+        self._revocations = Revocations(self._registry, self._engine, unit=unit)
+        self.revoke = self._revocations.revoke
         self.background: list[asyncio.Task[None]] = []
 
-    def session(self) -> Session:
+    def session(self) -> Carrier:
         """Make the protocol object of a new connection."""
-        return Session(self._hub, self._loop)
+        return Carrier(self._hub, self._loop)
 
     async def start(self) -> None:
         """Look for the engine, a short while only: a node serves without it."""
@@ -103,12 +116,12 @@ class GatewayNode:
 
     async def leave(self) -> None:
         """Ask every client to leave, let calls end, close what is left; takes at most a few seconds."""
-        for session in list(self._hub.connections):
-            session.go_away(Code.GOING_AWAY, "this node is stopping", spread_s=limits_platform.DRAIN_S)
+        for carrier in list(self._hub.connections):
+            carrier.go_away(Code.GOING_AWAY, "this node is stopping", spread_s=limits_platform.DRAIN_S)
         if self._hub.tasks:
             await asyncio.wait(self._hub.tasks, timeout=limits_platform.DRAIN_S)
-        for session in list(self._hub.connections):
-            session.close(Code.GOING_AWAY, "this node is stopping")
+        for carrier in list(self._hub.connections):
+            carrier.close(Code.GOING_AWAY, "this node is stopping")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.CLOSE_FLUSH_S):
                 while self._hub.connections:
@@ -117,9 +130,10 @@ class GatewayNode:
 
     async def end(self) -> None:
         """Leave nothing behind, however the node ended."""
-        for session in list(self._hub.connections):
-            session.abort()
-        tasks = [*self.background, *self._hub.tasks]
+        for carrier in list(self._hub.connections):
+            carrier.abort()
+        self._hub.waiting.close()
+        tasks = [*self.background, *self._hub.tasks, *self._hub.greetings]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -174,6 +188,8 @@ class GatewayNode:
 
     async def _engine_ready(self, engine: Engine) -> None:
         await self._push_node.start(engine)
+        await self._handover.start(engine)
+        await self._revocations.start(engine)
         await self._notices.start(engine, self._unit)
         await self._directory.start(engine)
 

@@ -34,6 +34,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._sessions: dict[tuple[str, str], LiveSession] = {}
+        self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
         """How many devices have a session here."""
@@ -48,6 +49,8 @@ class Registry:
         key = (session.identity.app, session.identity.device)
         earlier = self._sessions.pop(key, None)
         self._sessions[key] = session
+        if earlier is None:
+            self._counts[key[0]] = self._counts.get(key[0], 0) + 1
         if earlier is not None and not earlier.leaving:
             earlier.close(Code.REPLACED, "the device has a newer session")
 
@@ -57,7 +60,12 @@ class Registry:
         if self._sessions.get(key) is not session:
             return False
         del self._sessions[key]
+        self._counts[key[0]] -= 1
         return True
+
+    def count(self, app: str) -> int:
+        """How many devices of an app have a session here."""
+        return self._counts.get(app, 0)
 
     def get(self, app: str, device: str) -> LiveSession | None:
         """Give the device's session, None where it has none here."""

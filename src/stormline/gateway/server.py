@@ -43,6 +43,8 @@ class _Gateway:
                 apps=config.apps,
                 api_upstreams=config.api_upstreams,
                 heartbeat_s=config.heartbeat_s,
+                resume_window_s=config.resume_window_s,
+                quotas=config.quotas,
             ),
             clock=clock,
             rng=rng,
@@ -122,6 +124,7 @@ class _Gateway:
             push=self._node.push.push,
             lookup=self._node.lookup,
             sessions=self._node.sessions,
+            revoke=self._node.revoke,
             counts=self._node.counts,
             engine_connected=lambda: self._node.engine_connected,
         )

@@ -1,40 +1,43 @@
-"""One long connection on the server: the transport's callbacks, the wire's machine, a task for each call.
+"""A session on the server: what outlives the connections it is carried by.
 
-The machine decides what is allowed; the session moves bytes, checks who the client is, and bounds what it costs:
+A session is whose it is, the wire's machine, a task for each call, and the pushes under way. A carrier
+(`gateway.carrier`) brings it bytes and takes some; there is one at a time, or none for a while:
 
-- a peer that does not read: senders pause, then reading pauses, then the session is dropped as OVERLOADED;
+- when the connection is lost the session waits for the client's next one, for a while and within bounds. Its calls run
+  on, and what it has to say is kept;
 - a call that fails, for whatever reason, ends as a FAIL for that call alone;
-- when the connection ends, all its calls are cancelled and nothing of it stays.
+- when the session ends all its calls are cancelled and nothing of it stays.
 """
 
 import asyncio
 import logging
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from stormline.appgw.port import Delivery, Gate, Identity, Push
-from stormline.core import errors, ids, limits, limits_platform
+from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
-from stormline.core.errors import CallError, RefusedError, RemoteProtocolError
+from stormline.core.errors import CallError
+from stormline.gateway.config import Quota
 from stormline.gateway.exchange import CallExchange
 from stormline.gateway.notices import Due
 from stormline.gateway.registry import Registry
+from stormline.gateway.resume import ResumeTokens, Waiting
 from stormline.gateway.router import Router
-from stormline.wire import connection as machine
 from stormline.wire import events as e
+from stormline.wire import handover
 from stormline.wire import messages as m
-from stormline.wire import tokens
 from stormline.wire.connection import Connection
-from stormline.wire.states import Role, State
+from stormline.wire.kept import Room
+from stormline.wire.states import State
 
 _log = logging.getLogger("stormline.gateway")
 
-_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # Linux' number; the module has it from 3.12 on
+_NO_QUOTA = Quota()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,10 +52,19 @@ class Hub:
         rng: draws session ids.
         unit: this unit's name.
         heartbeat_s: longest silence a client is asked to keep before a PING.
+        node: this node's name.
+        resume_window_s: how long a session waits for its client after a loss; 0: it ends with its connection.
         opened: told of each session once it is welcomed.
         closed: told when it has ended, unless it was replaced.
         changes_due: says what a session of an app has yet to be told of changed plans (`gateway.notices`).
+        resume_tokens: makes and checks resume tokens.
+        waiting: the sessions that have no connection.
+        room: what all sessions keep for their clients.
+        quotas: what each app may take of this node.
+        calls: calls in progress, by app.
+        fetch: asks another node for a session (`gateway.handover`).
         connections: every connection, welcomed or not.
+        greetings: greetings that wait for another node.
         tasks: every call in progress.
         left: set with each connection that is gone.
     """
@@ -67,63 +79,116 @@ class Hub:
     opened: Callable[[Identity], None]
     closed: Callable[[Identity], None]
     changes_due: Callable[[str, int], Due | None] = lambda app, told: None
-    connections: dict["Session", None] = field(default_factory=dict)  # dicts: in order, so that runs repeat
+    node: str = "n1"
+    resume_window_s: float = limits.RESUME_WINDOW_S
+    resume_tokens: ResumeTokens = field(init=False)
+    waiting: Waiting = field(init=False)
+    room: Room = field(default_factory=lambda: Room(limits_platform.KEPT_NODE_BYTES_MAX))
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    fetch: Callable[[str, Identity, str, int], Awaitable[tuple[str, handover.Snapshot] | None]] | None = None
+    greetings: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    connections: dict["Connected", None] = field(default_factory=dict)  # dicts: in order, so that runs repeat
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def __post_init__(self) -> None:
+        self.resume_tokens = ResumeTokens(self.node, self.rng)
+        self.waiting = Waiting(self.resume_window_s)
 
-class Session(asyncio.Protocol):
-    """One connection, from the end of its TLS handshake to its loss.
+    def quota(self, app: str) -> Quota:
+        """Give what an app may take."""
+        return self.quotas.get(app, _NO_QUOTA)
+
+
+class Connected(Protocol):
+    """A connection, as the node sees it."""
+
+    def close(self, code: Code, reason: str) -> None:
+        """End it, and its session, with a CLOSE."""
+        ...
+
+    def go_away(self, code: Code, reason: str, *, spread_s: float) -> None:
+        """Ask the client to leave."""
+        ...
+
+    def abort(self) -> None:
+        """Drop it without a word."""
+        ...
+
+
+class Carries(Protocol):
+    """What a session needs of the connection that carries it."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end, for logs."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """The peer does not read."""
+        ...
+
+    def pump(self) -> None:
+        """Do what the machine tells, and send what it wants sent."""
+        ...
+
+    def flush(self) -> None:
+        """Send what the machine wants sent."""
+        ...
+
+    def part(self) -> None:
+        """Drop the connection: the session goes on elsewhere, or has ended. Bytes written before still leave."""
+        ...
+
+
+class Session:
+    """One session, from its WELCOME to its end.
 
     Attributes:
         connection: the machine.
-        identity: whose it is; only once it is welcomed.
-        peer: address of the other end, for logs.
+        identity: whose it is.
+        earlier_token: resume token it had on the node it came from: the client may not have heard of the new one.
+        peer: address of the other end of its last connection, for logs.
+        expires_at: when the client's token expires, in the loop's time.
     """
 
-    # What only some connections need (calls, pushes, a pause) is made at first use: most of them are idle.
+    # What only some sessions need (calls, pushes, a pause) is made at first use: most of them are idle.
     __slots__ = (
         "_calls",
+        "_carrier",
         "_hub",
-        "_identity",
         "_loop",
         "_over",
-        "_paused_at",
         "_pushes",
-        "_resumed",
-        "_timer",
-        "_timer_at",
         "_told",
-        "_transport",
         "_turn",
+        "_writable",
         "connection",
+        "earlier_token",
+        "expires_at",
+        "identity",
         "peer",
     )
 
-    connection: Connection
-    _transport: asyncio.Transport
-
-    def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, hub: Hub, loop: asyncio.AbstractEventLoop, connection: Connection, identity: Identity, expires_at: float
+    ) -> None:
         self._hub = hub
         self._loop = loop
-        self._identity: Identity | None = None
+        self._carrier: Carries | None = None
         self._over = False
-        self._paused_at: float | None = None
         self._turn: asyncio.Lock | None = None
-        self._resumed: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
         self._calls: dict[int, CallExchange] | None = None
         self._pushes: dict[int, asyncio.Future[bool]] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
         self._told = 0  # number of the last change of the plan that the client was told of
+        self.connection = connection
+        self.identity = identity
+        self.earlier_token = ""
+        self.expires_at = expires_at
         self.peer = ""
-
-    @property
-    def identity(self) -> Identity:
-        """Whose session it is."""
-        if self._identity is None:
-            raise errors.LocalProtocolError("a session has an identity once it is welcomed")
-        return self._identity
 
     @property
     def app(self) -> str:
@@ -140,91 +205,83 @@ class Session(asyncio.Protocol):
         """Calls in progress."""
         return len(self._calls) if self._calls else 0
 
-    # -- the transport's callbacks -------------------------------------------------------------------------------
+    # -- its carriers --------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """TLS stands; wait for the HELLO."""
-        self._transport = cast("asyncio.Transport", transport)
-        self.connection = Connection(
-            Role.SERVER,
-            self._loop.time(),
-            idle_s=max(limits.SESSION_IDLE_S, 2 * self._hub.heartbeat_s + limits.HEARTBEAT_ANSWER_S),
-        )
-        peer = transport.get_extra_info("peername")
-        self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        if len(self._hub.connections) >= limits_platform.SESSIONS_MAX:
-            _log.warning("%s refused: this node has %d connections", self.peer, limits_platform.SESSIONS_MAX)
-            self._drop()
+    def attach(self, carrier: Carries) -> None:
+        """Go on over `carrier`; the one before can do nothing to the session any more."""
+        earlier, self._carrier = self._carrier, carrier
+        self.peer = carrier.peer
+        if earlier is not None:
+            earlier.part()
+        self._hub.waiting.discard(self)
+        self._add_notice()  # in the WELCOME's flight: also a client that was away when its plan changed hears of it
+        self.wake()
+
+    def lost(self, carrier: Carries, why: str) -> None:
+        """The connection is gone: wait for the next one where the session can, else end.
+
+        News of a connection that the session has left already changes nothing.
+        """
+        if self._over or self._carrier is not carrier:
             return
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() != m.ALPN:  # without TLS the listener has chosen
-            _log.info("%s refused: it does not speak %s", self.peer, m.ALPN)
-            self._drop()
+        if not self.connection.resumable or self._hub.resume_window_s <= 0:
+            self.end(why)
             return
-        self._hub.connections[self] = None
-        self._transport.set_write_buffer_limits(high=limits_platform.SEND_BUFFER_BYTES)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, limits_platform.SEND_UNSENT_BYTES)
-        self._arm()
+        self._carrier = None
+        self.connection.detach()
+        _log.info("%s waits for its client: %s", self._name(), why)
+        self._hub.waiting.add(self)
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes of the peer."""
-        if not self._over:
-            self.connection.receive_data(data, self._loop.time())
-            self._pump()
+    def wait(self) -> None:
+        """Begin as one that has no connection: taken over from another node, and its client is gone again."""
+        self._hub.waiting.add(self)
 
-    def eof_received(self) -> bool:
-        """The peer ended its side; so do we."""
-        return False
+    async def give_away(self) -> handover.Snapshot:
+        """Give all that another node needs to go on, and end here.
 
-    def pause_writing(self) -> None:
-        """The peer does not read: senders wait, and its own bytes wait too, lest it make us answer without end."""
-        self._paused_at = self._loop.time()
-        if not self._over:
-            self._transport.pause_reading()
-            self._arm()
+        Calls are given `limits_platform.HANDOVER_CALLS_S` to end; then they fail with `maybe_delivered`.
 
-    def resume_writing(self) -> None:
-        """The peer reads again."""
-        self._paused_at = None
-        if self._resumed is not None and not self._resumed.done():
-            self._resumed.set_result(None)
-        if not self._over:
-            self._transport.resume_reading()
-            self.tell_changes()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
-        if not self._over:
-            self._end(f"lost ({exc})" if exc else "lost")
-        self._hub.connections.pop(self, None)
-        self._hub.left.set()
+        Raises:
+            LocalProtocolError: it cannot be had: it has ended meanwhile, or its client is back here.
+        """
+        carrier = self._carrier
+        if carrier is not None:
+            carrier.part()
+            self.lost(carrier, "it goes to another node")
+        running = [call.task for call in self._calls.values() if call.task is not None] if self._calls else []
+        if running:
+            await asyncio.wait(running, timeout=limits_platform.HANDOVER_CALLS_S)
+        if self._over or self._carrier is not None:
+            raise errors.LocalProtocolError("the session has ended, or its client is back")
+        for call_id in list(self._calls or ()):
+            self._fail(call_id, CallError(Code.CALL_UNAVAILABLE, "the node has changed", maybe_delivered=True))
+        for call_id in self.connection.open_calls():
+            self.connection.send_cancel(call_id)
+        machine = handover.snapshot(self.connection)
+        self.end("it goes on on another node")
+        return machine
 
     # -- for the node --------------------------------------------------------------------------------------------
 
     def close(self, code: Code, reason: str, *, retry_after_s: float | None = None) -> None:
         """End the session with a CLOSE that is flushed for at most `limits.CLOSE_FLUSH_S`. May be called again."""
-        if not self._over:
-            self.connection.close(code, reason, retry_after_s=retry_after_s)
-            self._pump()
-
-    def go_away(self, code: Code, reason: str, *, spread_s: float) -> None:
-        """Ask the client to leave. Its calls up to now are served, later ones refused. A second time does nothing."""
-        if not self._over and self.connection.state is State.OPEN:
-            self.connection.send_goaway(code, reason, spread_s=spread_s)
-            self.flush()
-
-    def abort(self) -> None:
-        """Drop the connection without a word."""
-        self._drop()
+        if self._over:
+            return
+        carrier = self._carrier
+        self.connection.close(code, reason, retry_after_s=retry_after_s)
+        if carrier is not None:
+            carrier.pump()
+        self.end(reason)
 
     async def push(self, push: Push) -> Delivery:
         """Send a push and wait for its acknowledgement, or the session's end.
 
-        Cancelled, the push may have been sent.
+        A session that waits for its client takes pushes in while it keeps little. Cancelled, the push may have been
+        sent.
         """
         if self._over:
+            return Delivery.OFFLINE
+        if self._carrier is None and self.connection.kept_bytes + len(push.body) > limits.KEPT_ROOM_BYTES:
             return Delivery.OFFLINE
         if not self.connection.can_push:
             return Delivery.BUSY
@@ -241,19 +298,17 @@ class Session(asyncio.Protocol):
     def tell_changes(self) -> None:
         """See `gateway.notices.Recipient.tell_changes`.
 
-        To a client that does not read nothing is said: what it has missed by then it is told in one message when it
-        reads again.
+        To a client that does not read, or is away, nothing is said: what it has missed by then it is told in one
+        message when it reads again.
         """
-        if self._paused_at is None and self._add_notice():
+        if self._carrier is not None and not self._carrier.paused and self._add_notice():
             self.flush()
 
     def _add_notice(self) -> bool:
         connection = self.connection
-        if self._over or connection.state not in (State.OPEN, State.DRAINING) or self._identity is None:
+        if self._over or connection.state not in (State.OPEN, State.DRAINING) or m.PLAN not in connection.capabilities:
             return False
-        if m.PLAN not in connection.capabilities:
-            return False
-        due = self._hub.changes_due(self._identity.app, self._told)
+        due = self._hub.changes_due(self.identity.app, self._told)
         if due is None:
             return False
         self._told = due.number
@@ -263,53 +318,38 @@ class Session(asyncio.Protocol):
     # -- for its calls -------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Hand what the machine has put out to the transport."""
-        data = self.connection.data_to_send()
-        if not data or self._transport.is_closing():
-            return
-        self._transport.write(data)
-        if (
-            self._paused_at is not None
-            and self._transport.get_write_buffer_size() > limits_platform.SESSION_BACKLOG_BYTES_MAX
-            and not self._over
-        ):
-            self.close(Code.OVERLOADED, "the client does not read what it asked for")
+        """Hand what the machine has put out to the connection; without one it is kept."""
+        if self._carrier is not None:
+            self._carrier.flush()
+
+    def _may_write(self) -> bool:
+        if self._carrier is not None:
+            return not self._carrier.paused
+        return self._over or self.connection.kept_bytes <= limits.KEPT_ROOM_BYTES
+
+    def wake(self) -> None:
+        """The peer reads again: let those who wait go on."""
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
 
     async def wait_writable(self) -> None:
         """Wait until the peer has taken enough; those who wait go on in the order they came."""
-        if self._paused_at is None and (self._turn is None or not self._turn.locked()):
+        if self._may_write() and (self._turn is None or not self._turn.locked()):
             return
         if self._turn is None:
             self._turn = asyncio.Lock()
         async with self._turn:
-            while self._paused_at is not None:
-                self._resumed = self._loop.create_future()
+            while not self._may_write():
+                self._writable = self._loop.create_future()
                 try:
-                    await self._resumed
+                    await self._writable
                 finally:
-                    self._resumed = None
+                    self._writable = None
 
-    # -- inside: events ------------------------------------------------------------------------------------------
+    # -- what the machine tells ------------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        """Do what the machine tells, send what it wants sent, set the timer."""
-        closed: e.Closed | None = None
-        try:
-            while (event := self.connection.next_event()) is not None:
-                if isinstance(event, e.Closed):
-                    closed = event
-                else:
-                    self._handle(event)
-        except RemoteProtocolError as error:
-            _log.info("%s broke the protocol: %s", self._name(), error)
-            closed = e.Closed(error.code, str(error))
-        self.flush()
-        if closed is not None:
-            self._end(machine.explain(closed))
-        elif not self._over:
-            self._arm()
-
-    def _handle(self, event: e.Event) -> None:
+    def handle(self, event: e.Event) -> None:
+        """Act on an event of the machine; its carrier brings it."""
         match event:
             case e.DataReceived():
                 if call := self._call(event.call_id):
@@ -328,55 +368,11 @@ class Session(asyncio.Protocol):
                 call = self._calls.pop(event.call_id, None) if self._calls else None
                 if call is not None and call.task is not None:
                     call.task.cancel()
-            case e.HelloReceived():
-                self._greet(event.hello)
             case _:  # a client's GOAWAY, PONG: nothing to do, the machine keeps account
                 pass
 
     def _call(self, call_id: int) -> CallExchange | None:
         return self._calls.get(call_id) if self._calls else None
-
-    # -- inside: greeting ----------------------------------------------------------------------------------------
-
-    def _greet(self, hello: m.Hello) -> None:
-        try:
-            token = self._authenticate(hello)
-        except RefusedError as error:
-            self.connection.close(error.code, error.reason)
-            return
-        hub = self._hub
-        identity = Identity(token.app, token.device, token.user, ids.new_id(hub.rng))
-        self._identity = identity
-        self.connection.send_welcome(
-            m.Welcome(
-                version=m.VERSION,
-                session=identity.session,
-                device=identity.device,
-                user=identity.user,
-                unit=hub.unit,
-                heartbeat_s=hub.heartbeat_s,
-                time_ms=int(hub.clock.wall() * 1000),
-                capabilities=tuple(m.CAPABILITIES.intersection(hello.capabilities)),
-            )
-        )
-        self._add_notice()  # in the same flight: also a client that was away when its plan changed hears of it at once
-        hub.registry.add(self)
-        hub.opened(identity)
-        _log.info("%s opened from %s by %.80r", self._name(), self.peer, hello.client)
-
-    def _authenticate(self, hello: m.Hello) -> tokens.DeviceToken:
-        keys = self._hub.keys.get(hello.app)
-        if keys is None:
-            raise RefusedError(Code.APP_UNKNOWN, f"app {hello.app[:64]!r} is not served here")
-        if not hello.token:
-            raise RefusedError(Code.TOKEN_MISSING, "a device token is needed")
-        try:
-            token = tokens.verify(hello.token, keys=keys, wall=self._hub.clock.wall())
-        except errors.SignatureError as error:
-            raise RefusedError(tokens.refusal_code(error), str(error)) from error
-        if token.app != hello.app:
-            raise RefusedError(Code.TOKEN_INVALID, "the token is for another app")
-        return token
 
     # -- inside: calls -------------------------------------------------------------------------------------------
 
@@ -389,6 +385,12 @@ class Session(asyncio.Protocol):
                 raise CallError(
                     Code.CALL_UNAVAILABLE, "this node is overloaded", retry_after_s=limits_platform.CALL_RETRY_AFTER_S
                 )
+            if 0 < self._hub.quota(self.app).calls <= self._hub.calls.get(self.app, 0):
+                raise CallError(
+                    Code.CALL_TOO_MANY,
+                    "the app has reached its quota",
+                    retry_after_s=limits_platform.CALL_RETRY_AFTER_S,
+                )
         except CallError as error:
             self._fail(event.call_id, error)
             return
@@ -398,7 +400,12 @@ class Session(asyncio.Protocol):
         self._calls[event.call_id] = exchange
         task = exchange.task = self._loop.create_task(self._serve(exchange, gate))
         self._hub.tasks[task] = None
-        task.add_done_callback(lambda done: self._hub.tasks.pop(done, None))
+        self._hub.calls[self.app] = self._hub.calls.get(self.app, 0) + 1
+        task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._hub.tasks.pop(task, None)
+        self._hub.calls[self.app] -= 1
 
     async def _serve(self, exchange: CallExchange, gate: Gate) -> None:
         """Run one call; whatever happens in it ends here."""
@@ -433,43 +440,15 @@ class Session(asyncio.Protocol):
         )
         self.flush()
 
-    # -- inside: time and end ------------------------------------------------------------------------------------
+    # -- its end ---------------------------------------------------------------------------------------------------
 
-    def _arm(self) -> None:
-        """Have one timer that fires no later than the next thing due. One that fires early finds out and sleeps on."""
-        due = self.connection.next_timer()
-        if self._paused_at is not None:
-            stall = self._paused_at + limits_platform.STALL_TIMEOUT_S
-            due = stall if due is None else min(due, stall)
-        if due is None or (self._timer is not None and self._timer_at <= due):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = due
-        self._timer = self._loop.call_at(due, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        if self._paused_at is not None and now >= self._paused_at + limits_platform.STALL_TIMEOUT_S:
-            self.close(Code.OVERLOADED, "the client reads nothing")
-            return
-        self.connection.handle_timer(now)
-        self._pump()
-
-    def _drop(self) -> None:
-        if not self._over:
-            self._end("dropped")
-        self._transport.abort()
-
-    def _end(self, why: str) -> None:
-        """Stop everything that belongs to the session; the CLOSE, if any, is flushed already."""
+    def end(self, why: str) -> None:
+        """Stop everything that belongs to the session; the CLOSE, if any, is flushed already. Once."""
         if self._over:
             return
         self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._hub.waiting.discard(self)
+        self.connection.release()
         calls, self._calls = self._calls, None
         for call in calls.values() if calls else ():
             if call.task is not None:
@@ -477,15 +456,12 @@ class Session(asyncio.Protocol):
         for acked in self._pushes.values() if self._pushes else ():
             if not acked.done():
                 acked.set_result(False)
-        if self._identity is not None:
-            _log.info("%s ended: %s", self._name(), why)
-            if self._hub.registry.remove(self):
-                self._hub.closed(self._identity)
-        else:
-            _log.info("connection of %s ended before it was a session: %s", self.peer, why)
-        self._transport.close()
+        _log.info("%s ended: %s", self._name(), why)
+        if self._hub.registry.remove(self):
+            self._hub.closed(self.identity)
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
+            carrier.part()
 
     def _name(self) -> str:
-        if self._identity is None:
-            return self.peer
-        return f"session {self._identity.session} ({self._identity.app}/{self._identity.device!r})"
+        return f"session {self.identity.session} ({self.identity.app}/{self.identity.device!r})"

@@ -337,6 +337,8 @@ _EXPECTED: Final[dict[str, str]] = {
     "gateway.origins": "origins as browsers write them, such as https://app.example",
     "gateway.workers": f"1 to {limits.GATEWAY_WORKERS_MAX}",
     "relay.origins": "host names with ip, ip:port or http://ip:port (several with commas) or nothing",
+    "gateway.sessions_per_app": "a number from 0 on (0: no bound but the node's)",
+    "gateway.calls_per_app": "a number from 0 on (0: no bound but the node's)",
     "dns.upstream": f"1 to {limits.FORWARD_SERVERS_MAX} of ip or ip:port, with commas",
     **{f"ports.{field.name}": "a port, 0 to 65535 (0: a free one)" for field in msgspec.structs.fields(Ports)},
 }

@@ -77,7 +77,8 @@ class Api(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Gateway(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and how long connections are taken; the first address is `host` with `ports.gateway`.
+    """Where and how long connections are taken, and what one app may take; the first address is `host` with
+    `ports.gateway`.
 
     Attributes:
         listen: further addresses, `ip:port`.
@@ -89,6 +90,8 @@ class Gateway(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             name.
         workers: processes that share these ports, each a node of its own; one for each core that is to serve them. The
             business API of the first has the port of the settings.
+        sessions_per_app: sessions at once of one node; 0: as many as the node can have.
+        calls_per_app: calls in progress at once of one node; 0: as many as the node can have.
     """
 
     listen: tuple[str, ...] = ()
@@ -96,6 +99,8 @@ class Gateway(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fronts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     workers: Annotated[int, msgspec.Meta(ge=1, le=limits_platform.GATEWAY_WORKERS_MAX)] = 1
+    sessions_per_app: Annotated[int, msgspec.Meta(ge=0)] = 0
+    calls_per_app: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Dns(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,7 +139,7 @@ class Settings(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ports: where each part listens.
         nats: an external engine.
         api: the API application gateway.
-        gateway: where and how long connections are taken.
+        gateway: where and how long connections are taken, and what one app may take.
         dns: names answered by the scheduling centre.
         relay: requests that come sealed.
     """

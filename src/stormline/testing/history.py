@@ -111,10 +111,10 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class LinkLife:
-    """One TCP connection of a device to a gateway: from when to when the device held it open."""
+    """One session of a device, over all its connections: from when to when its client held it."""
 
     device: str
-    address: str
+    addresses: tuple[str, ...]
     opened_s: float
     closed_s: float
 

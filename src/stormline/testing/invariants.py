@@ -14,7 +14,7 @@ from stormline.testing.history import CallEntry, History, Processing
 DEADLINE_SLACK_S: Final = 0.1
 """How long after its deadline a call may end: timers fire at once here, closing takes a few turns of the loop."""
 DEAD_LINK_S: Final = 1.0
-"""How long after its connection has ended a call may still wait on it."""
+"""How long after its session has ended a call may still wait on it."""
 STAGES_SLACK_MS: Final = 0.5
 """Rounding between a record's total and the sum of its stages."""
 
@@ -130,7 +130,7 @@ def no_device_gives_up(history: History) -> Iterator[str]:
 
 # -- what keeps the system small and honest ----------------------------------------------------------------------------
 def no_call_waits_on_a_dead_link(history: History) -> Iterator[str]:
-    """When the long connection under a call ends, its attempt ends with it."""
+    """When the session under a call ends, its attempt ends with it."""
     for device, entries in history.records.items():
         for entry in entries:
             for attempt in entry.record.attempts:
@@ -141,14 +141,15 @@ def no_call_waits_on_a_dead_link(history: History) -> Iterator[str]:
                 ends = [
                     life.closed_s
                     for life in history.links
-                    if (life.device, life.address) == (device, attempt.address)
+                    if life.device == device
+                    and attempt.address in life.addresses
                     and life.opened_s <= end_s
                     and life.closed_s >= start_s
                 ]
                 if ends and max(ends) < end_s - DEAD_LINK_S:
                     yield (
                         f"call {entry.call_id} of {device}: an attempt over {attempt.address} failed at {end_s:.3f} s "
-                        f"({attempt.failure}), its connection had ended at {max(ends):.3f} s"
+                        f"({attempt.failure}), its session had ended at {max(ends):.3f} s"
                     )
 
 

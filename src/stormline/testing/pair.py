@@ -17,7 +17,7 @@ from stormline.core import limits
 from stormline.wire import frames
 from stormline.wire import messages as m
 from stormline.wire.connection import Connection
-from stormline.wire.events import Event, HelloReceived
+from stormline.wire.events import Event, HelloReceived, Welcomed
 from stormline.wire.states import Role
 
 Split: TypeAlias = Callable[[bytes], Iterable[bytes]]
@@ -27,6 +27,10 @@ HELLO: Final = m.Hello(versions=(m.VERSION,), app="shop", client="stormline.test
 """The HELLO of `open_pair`; carries no token."""
 WELCOME: Final = m.Welcome(version=m.VERSION, session="s1", device="d1", capabilities=(m.PLAN,))
 """The WELCOME of `open_pair`."""
+HELLO_RESUME: Final = m.Hello(versions=(m.VERSION,), app="shop", capabilities=(m.PLAN, m.RESUME))
+"""The HELLO of a pair whose session can outlive its transport."""
+WELCOME_RESUME: Final = m.Welcome(m.VERSION, "s1", "d1", resume="token", capabilities=(m.PLAN, m.RESUME))
+"""Its WELCOME."""
 
 
 def whole(data: bytes) -> Iterator[bytes]:
@@ -164,6 +168,42 @@ class Pair:
         """End the stream to one side: after the bytes already sent it sees the end, and what is sent later is lost."""
         self.under_way(to)
         self._cut.add(to)
+
+    def lose(self, to_server: int, to_client: int) -> Heard:
+        """Lose the transport: of what is on its way so many bytes still arrive, the rest never does."""
+        heard = Heard(self.deliver(Role.CLIENT, to_client), self.deliver(Role.SERVER, to_server))
+        for role in Role:
+            self.under_way(role)
+            self._under_way[role].clear()
+            if self.side(role).resumable:
+                self.side(role).detach()
+        return heard
+
+    def join(self, *, welcome_lost: bool = False) -> bool:
+        """Go on over a new transport; give False where one side keeps too little for it, and nothing was changed.
+
+        Args:
+            welcome_lost: the transport dies under the WELCOME: the server has resumed, the client has not.
+        """
+        for role in Role:  # what a transport before this one still carried goes nowhere
+            self.under_way(role)
+            self._under_way[role].clear()
+        client, server = Connection(Role.CLIENT, self.now), Connection(Role.SERVER, self.now)
+        client.send_hello(m.Hello((m.VERSION,), "shop", resume="token", received=self.client.received))
+        told(server, *said(client), now=self.now)
+        if not (self.server.can_resume(self.client.received) and self.client.can_resume(self.server.received)):
+            return False
+        server.send_welcome(m.Welcome(m.VERSION, "s1", "d1", resumed=True, received=self.server.received))
+        self.server.resume(server, self.client.received, self.now)
+        if welcome_lost:
+            self.server.data_to_send()
+            return True
+        client.receive_data(self.server.data_to_send(), self.now)
+        event = client.next_event()
+        if not isinstance(event, Welcomed):
+            raise AssertionError(f"the client heard no WELCOME but {event}")
+        self.client.resume(client, event.welcome.received, self.now)
+        return True
 
     def open(self, hello: m.Hello = HELLO, welcome: m.Welcome = WELCOME) -> Heard:
         """Go through HELLO and WELCOME; give what each side was told."""

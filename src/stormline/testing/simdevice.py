@@ -10,7 +10,10 @@ import httpx2
 
 from stormline.client.channel import Channel, Push
 from stormline.client.config import Config
+from stormline.client.link import Link
+from stormline.client.longline import LongLine
 from stormline.client.outside import Outside
+from stormline.client.runtime import Runtime
 from stormline.client.transport import AsyncTransport
 from stormline.core import errors, limits
 from stormline.core.values import Address, Secret
@@ -25,7 +28,8 @@ from stormline.testing.simloop import SimClock, SimRng, VirtualLoop
 from stormline.testing.simnet import Host, Nat, SimNet, Sites
 from stormline.testing.simplatform import APP, ORIGIN, SHOP, Platform, SimTcpStream, answer_text
 from stormline.testing.simtls import SimTrust
-from stormline.wire import tokens
+from stormline.wire import events as e
+from stormline.wire import messages, tokens
 
 _DNS_ASK_S: Final = 1.0
 """Wait for one answer of DNS."""
@@ -62,6 +66,37 @@ class SimNames:
                     await self._net.ask(self._host, 64, 160)
                     return Found(self._answer(host))
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+class _Watched(Channel):
+    """A channel that tells of each session, when it has ended, the addresses it went over and when it began.
+
+    Of one that was never welcomed it is not known when it began.
+    """
+
+    def __init__(
+        self, runtime: Runtime, longline: LongLine, ended: Callable[[tuple[str, ...], float | None], None]
+    ) -> None:
+        super().__init__(runtime, longline)
+        self._ended = ended
+        self._sessions: dict[Link, tuple[tuple[str, ...], float]] = {}
+
+    def line_welcomed(self, link: Link, welcome: messages.Welcome) -> None:
+        """See `client.longline.LineListener`."""
+        addresses, opened_s = self._sessions.get(link, ((), asyncio.get_running_loop().time()))
+        self._sessions[link] = ((*addresses, link.peer), opened_s)
+        super().line_welcomed(link, welcome)
+
+    def line_ended(self, link: Link, closed: e.Closed) -> None:
+        """See `client.longline.LineListener`."""
+        self._ended(*self._sessions.pop(link, ((link.peer,), None)))
+        super().line_ended(link, closed)
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close it: what stands still ends with the client."""
+        await super().__aexit__(*exc)
+        for addresses, opened_s in self._sessions.values():
+            self._ended(addresses, opened_s)
 
 
 def _shop_only(host: str) -> tuple[str, ...]:
@@ -103,6 +138,7 @@ class Device:
         self._sites = sites
         self._moves = 0
         self._calls = 0
+        self._dialled: dict[str, float] = {}
         link = net.link(
             self.name,
             scenarios.draw_link(scenario.link, rng.child("up")),
@@ -144,11 +180,7 @@ class Device:
 
     async def _open_tcp(self, address: Address) -> TcpStream:
         sock = await self.host.connect(address)
-        if any(address == gateway.address for gateway in self._platform.gateways):
-            opened_s = self._loop.time()
-            sock.on_over = lambda: self._history.links.append(
-                LinkLife(self.name, str(address), opened_s, self._loop.time())
-            )
+        self._dialled[str(address)] = self._loop.time()
         return SimTcpStream(cast("Any", sock), self._loop)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -175,9 +207,14 @@ class Device:
         self._client = httpx2.AsyncClient(transport=self._transport, timeout=None)
         if runtime.longline is None:
             raise errors.LocalProtocolError("the simulated client has a bundle, and so a long line")
-        self._channel = Channel(runtime, runtime.longline)
+        self._channel = _Watched(runtime, runtime.longline, self._ended)
         await self._channel.__aenter__()
         self._reader = asyncio.create_task(self._read_pushes(self._channel), name=f"{self.name} pushes")
+
+    def _ended(self, addresses: tuple[str, ...], opened_s: float | None) -> None:
+        now = self._loop.time()
+        opened_s = self._dialled.get(addresses[-1], now) if opened_s is None else opened_s
+        self._history.links.append(LinkLife(self.name, addresses, opened_s, now))
 
     def _mint(self) -> Secret:
         now = int(self._platform.server_clock.wall())

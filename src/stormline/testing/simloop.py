@@ -206,6 +206,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Refuse: there are no threads."""
         _refuse("a thread")
 
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """Close a generator that nobody will finish, as every loop does; here without a thread's call."""
+        if not self.is_closed():
+            self.call_soon(self.create_task, agen.aclose())
+
     # -- problems ----------------------------------------------------------------------------------------------------
 
     def _take_unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

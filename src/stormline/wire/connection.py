@@ -7,26 +7,32 @@ Drive it like this, the same on both sides:
     stream.send(machine.data_to_send())
     wake up at machine.next_timer() and call machine.handle_timer(now)
 
+Where the capability `resume` is in force the session outlives its transport: `detach` when that is gone, `resume` with
+the machine that has greeted the peer on the next one. What either side had not received is sent again, once.
+
 After a RemoteProtocolError the machine is CLOSED and `data_to_send` holds the CLOSE that tells the peer why: send it,
 then drop the connection. Messages and their order: `wire.messages`, `wire.states`; written down in
 `docs/reference/protocol.md`.
 """
 
-from collections import deque
-
 from stormline.core import codes, limits
 from stormline.core.codes import Code
 from stormline.core.errors import LocalProtocolError, RemoteProtocolError
 from stormline.wire import events as e
-from stormline.wire import frames, states
+from stormline.wire import frames, kept, states
 from stormline.wire import messages as m
+from stormline.wire.checks import check_body, check_chunk, check_headers, headers_fault, milliseconds, seconds
 from stormline.wire.states import Role, State
+
+_DELIVERED = -1  # offset of a call that left by an earlier transport
+_NOT_SENT = 2**63  # of one that did not, and has no place in the bytes of a new one yet
 
 
 class _Call:
     """One open call, ours or the peer's. `sending`/`receiving`: body bytes may still go out/come in."""
 
-    __slots__ = ("answered", "consumed", "offset", "ours", "receive_credit", "receiving", "send_credit", "sending")
+    __slots__ = ("answered", "consumed", "number", "offset", "ours", "receive_credit", "receiving",
+                 "send_credit", "sending")  # fmt: skip
 
     def __init__(self, *, ours: bool, sending: bool, receiving: bool, offset: int) -> None:
         self.ours = ours
@@ -37,15 +43,7 @@ class _Call:
         self.receive_credit = limits.CREDIT_BYTES
         self.consumed = 0
         self.offset = offset
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    """Give whole milliseconds for the wire; a pause below zero is none, one without end is the longest."""
-    return None if seconds is None else round(min(max(0.0, seconds), limits.WIRE_SECONDS_MAX) * 1000)
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else max(0, milliseconds) / 1000
+        self.number = 0  # of its CALL among the frames we sent, where frames are counted
 
 
 class Connection:
@@ -56,6 +54,7 @@ class Connection:
         now: monotonic seconds at creation; a server's HELLO deadline counts from here.
         heartbeat_s: client: silence after which it pings, None for never.
         idle_s: silence after which the peer counts as gone, None for never. Only whole frames break a silence.
+        room: what kept frames of the process may take together, None for a session of its own.
 
     Raises (from its methods):
         LocalProtocolError: the call is not allowed in this state; nothing was changed.
@@ -63,7 +62,13 @@ class Connection:
     """
 
     def __init__(
-        self, role: Role, now: float, *, heartbeat_s: float | None = None, idle_s: float | None = None
+        self,
+        role: Role,
+        now: float,
+        *,
+        heartbeat_s: float | None = None,
+        idle_s: float | None = None,
+        room: kept.Room | None = None,
     ) -> None:
         self.role = role
         self.state = State.NEW
@@ -74,7 +79,7 @@ class Connection:
         )
         self._out: list[bytes] = []
         self._queued_bytes = 0
-        self._events: deque[e.Event] = deque()
+        self._events: list[e.Event] = []  # a few at most, and an empty deque takes ten times as much
         self._calls: dict[int, _Call] = {}
         self._next_call = 1 if role is Role.CLIENT else 2
         self._peer_call = 0
@@ -91,13 +96,19 @@ class Connection:
         self._offered: tuple[str, ...] = ()
         self.capabilities: tuple[str, ...] = ()
         """Optional features in force: named in HELLO and in WELCOME, and known to this version."""
+        self.detached = False
+        """The transport is gone, and the session waits for the next one."""
+        self._counts = False
+        self._left = False  # the peer has said GOAWAY: calls it will not serve count as failed already
+        self._room = room
+        self._kept: kept.Kept | None = None
 
     # -- input ---------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float) -> None:
         """Take bytes from the peer; `next_event` reads them. Bytes after CLOSED are dropped."""
         self._now = now
-        if self.state is not State.CLOSED:
+        if self.state is not State.CLOSED and not self.detached:
             self._in.feed(data)
 
     def receive_eof(self, now: float) -> None:
@@ -108,7 +119,7 @@ class Connection:
     def handle_timer(self, now: float) -> None:
         """Do what is due at `now`: ping, or give a silent peer up."""
         self._now = now
-        if self.state is State.CLOSED:
+        if self.state is State.CLOSED or self.detached:
             return
         if self._greet_by is not None and now >= self._greet_by:
             self._end(Code.HELLO_TIMEOUT, "no complete greeting in time")
@@ -117,7 +128,11 @@ class Connection:
             return
         if self._ping is not None:
             if now >= self._answer_by(self._ping):
-                self._end(Code.HEARTBEAT_TIMEOUT, "no answer to a ping")
+                self._ping = None
+                if self.resumable:
+                    self._lost(Code.HEARTBEAT_TIMEOUT, "no answer to a ping")
+                else:
+                    self._end(Code.HEARTBEAT_TIMEOUT, "no answer to a ping")
                 return
         elif self.heartbeat_s is not None and now >= self._last_frame + self.heartbeat_s:
             self.ping(now)
@@ -146,7 +161,7 @@ class Connection:
 
     def next_timer(self) -> float | None:
         """When to call `handle_timer`, in the caller's monotonic seconds; None for never."""
-        if self.state is State.CLOSED:
+        if self.state is State.CLOSED or self.detached:
             return None
         if self._greet_by is not None:
             return self._greet_by
@@ -175,14 +190,14 @@ class Connection:
                 if message is None:
                     if not self._eof:
                         return None
-                    self._lost()
+                    self._lost(Code.OK, "the peer ended the connection without a word")
                     continue
                 self._last_frame = self._now
                 self._receive(message)
             except RemoteProtocolError as error:
                 self._end(error.code, str(error), silent=True)
                 raise
-        return self._events.popleft()
+        return self._events.pop(0)
 
     @property
     def reading_held(self) -> bool:
@@ -200,7 +215,8 @@ class Connection:
     def call_offset(self, call_id: int) -> int:
         """Position of the first byte of an open call of ours in the stream of all bytes put out.
 
-        While no more than this many bytes have been handed to the kernel, the call is certainly undelivered.
+        While no more than this many bytes have been handed to the kernel, the call is certainly undelivered. Where the
+        session goes on over another transport it counts in the bytes of that one; below zero the call has left.
         """
         return self._own(call_id).offset
 
@@ -214,6 +230,7 @@ class Connection:
         """Client: open the conversation. Calls may follow at once, in the same flight."""
         self._send(hello, frame_bytes_max=limits.FRAME_BEFORE_HELLO_BYTES_MAX)
         self._offered = _known_capabilities(hello.capabilities)
+        self._counts = m.RESUME in self._offered  # calls in the same flight are frames of the session
         self._greet_by = self._now + limits.HELLO_TIMEOUT_S
 
     def send_welcome(self, welcome: m.Welcome) -> None:
@@ -225,12 +242,15 @@ class Connection:
 
     def _agree(self, welcome: m.Welcome) -> None:
         self.capabilities = tuple(name for name in self._offered if name in welcome.capabilities)
+        self._counts = m.RESUME in self.capabilities
+        if not self._counts:
+            self.release()
 
     def send_goaway(
         self, code: Code, reason: str = "", *, spread_s: float = 0.0, retry_after_s: float | None = None
     ) -> None:
         """Ask the peer to leave; its calls up to now are still served."""
-        spread, retry = _milliseconds(spread_s) or 0, _milliseconds(retry_after_s)
+        spread, retry = milliseconds(spread_s) or 0, milliseconds(retry_after_s)
         self._send(m.GoAway(code, self._peer_call, reason[: limits.REASON_CHARS_MAX], spread, retry))
 
     def close(self, code: int = Code.OK, reason: str = "", *, retry_after_s: float | None = None) -> None:
@@ -240,13 +260,102 @@ class Connection:
 
     def _end(self, code: int, reason: str, *, retry_after_s: float | None = None, silent: bool = False) -> None:
         reason = reason[: limits.REASON_CHARS_MAX]
-        self._send(m.Close(code, reason, _milliseconds(retry_after_s)))
+        self._send(m.Close(code, reason, milliseconds(retry_after_s)))
         if not silent:
             self._events.append(e.Closed(code, reason, retry_after_s))
 
-    def _lost(self) -> None:
-        self.state = State.CLOSED
-        self._events.append(e.Closed(Code.OK, "the peer ended the connection without a word", lost=True))
+    def _lost(self, code: Code, reason: str) -> None:
+        self._eof = False
+        if not self.resumable:
+            self.state = State.CLOSED
+        self._events.append(e.Closed(code, reason, lost=True))
+
+    # -- from one transport to the next --------------------------------------------------------------------------
+
+    @property
+    def resumable(self) -> bool:
+        """True where the session can outlive its transport."""
+        return self._counts and not self._left and self.state in (State.OPEN, State.DRAINING)
+
+    @property
+    def received(self) -> int:
+        """Frames of the session received so far, to be named in HELLO or WELCOME."""
+        return self._kept.received if self._kept is not None else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of frames that wait for the peer's confirmation."""
+        return self._kept.size if self._kept is not None else 0
+
+    def detach(self, sent_bytes: int = 0) -> None:
+        """The transport is gone; the session goes on without one. Frames that count are kept, others are not said.
+
+        Args:
+            sent_bytes: how many of all bytes put out on the transport were handed to the kernel.
+        """
+        if not self.resumable:
+            raise LocalProtocolError("this session cannot outlive its connection")
+        if self.detached:
+            return
+        self.detached = True
+        self.state = State.OPEN  # a GOAWAY was about the connection that is gone
+        self._in = frames.FrameBuffer(limits.FRAME_BYTES_MAX)
+        self._out.clear()
+        self._ping, self._eof = None, False
+        for call in self._calls.values():
+            call.offset = _DELIVERED if sent_bytes > call.offset else _NOT_SENT
+
+    def can_resume(self, received: int) -> bool:
+        """Say whether a peer that has received so many of our frames can be given all that follow."""
+        ledger = self._kept
+        return self.resumable and (received == 0 if ledger is None else ledger.after(received) is not None)
+
+    def resume(self, greeting: "Connection", received: int, now: float) -> None:
+        """Go on over the transport on which `greeting` has met the peer; that machine is used up by it.
+
+        Call it as soon as `greeting` has sent or received the WELCOME, before anything else is read from it.
+
+        Args:
+            greeting: a machine of the same role.
+            received: how many of our frames the peer has received.
+            now: monotonic seconds.
+
+        Raises:
+            LocalProtocolError: `can_resume` says no.
+        """
+        if not self.can_resume(received):
+            raise LocalProtocolError(f"the frames behind the first {received} are not kept")
+        if not self.detached:
+            self.detach()
+        self.detached = False
+        self._now = self._last_frame = now
+        self._in, self._out, self._eof = greeting._in, greeting._out, greeting._eof
+        again: list[bytes] = []
+        if self._kept is not None:
+            self._kept.confirmed(received)
+            self._kept.tell()
+            again = self._kept.after(received) or []
+        begins = kept.offsets(greeting._queued_bytes, again)
+        for call in self._calls.values():
+            call.offset = begins[call.number - received - 1] if call.number > received else _DELIVERED
+        self._out += again
+        self._queued_bytes = greeting._queued_bytes + sum(map(len, again))
+
+    def release(self) -> None:
+        """Keep no frames any more; for a session that has ended."""
+        if self._kept is not None:
+            self._kept.release()
+            self._kept = None
+
+    def _ledger(self) -> kept.Kept:
+        if self._kept is None:
+            self._kept = kept.Kept(self._room or kept.Room(limits.KEPT_BYTES_MAX))
+        return self._kept
+
+    def _confirm(self) -> None:
+        """Say what was received since it was said last."""
+        if self._kept is not None and self._kept.received > self._kept.told:
+            self._send(m.Received(self._kept.tell()))
 
     # -- calls of ours -------------------------------------------------------------------------------------------
 
@@ -272,11 +381,12 @@ class Connection:
         """Open a call; give its id. `body` is at most `limits.CHUNK_BYTES_MAX`, the rest goes by `send_data`."""
         if len(self._calls) - self._peer_calls_open >= limits.CALLS_IN_FLIGHT_MAX:
             raise LocalProtocolError(f"{limits.CALLS_IN_FLIGHT_MAX} calls are open, no more are allowed")
-        _check_chunk(body, headers)
+        check_chunk(body, headers)
         call_id, offset = self._next_call, self._queued_bytes
-        self._send(m.Call(call_id, gate, method, target, headers, body, more, _milliseconds(deadline_s)))
+        self._send(m.Call(call_id, gate, method, target, headers, body, more, milliseconds(deadline_s)))
         self._next_call += 2
-        call = _Call(ours=True, sending=more, receiving=True, offset=offset)
+        call = _Call(ours=True, sending=more, receiving=True, offset=_NOT_SENT if self.detached else offset)
+        call.number = self._kept.sent if self._kept is not None else 0
         call.send_credit -= len(body)
         self._calls[call_id] = call
         return call_id
@@ -305,7 +415,7 @@ class Connection:
         call = self._theirs(call_id)
         if call.answered:
             raise LocalProtocolError(f"call {call_id} is answered already")
-        _check_chunk(body, headers)
+        check_chunk(body, headers)
         self._send(m.Reply(call_id, status, headers, body, more))
         call.answered = True
         call.sending = more
@@ -324,7 +434,7 @@ class Connection:
         """End a call of the peer without (the rest of) an answer."""
         self._theirs(call_id)
         reason = reason[: limits.REASON_CHARS_MAX]
-        self._send(m.Fail(call_id, code, reason, _milliseconds(retry_after_s), maybe_delivered))
+        self._send(m.Fail(call_id, code, reason, milliseconds(retry_after_s), maybe_delivered))
         self._forget(call_id)
 
     def is_open(self, call_id: int) -> bool:
@@ -344,7 +454,7 @@ class Connection:
         call = self._calls.get(call_id)
         if call is None or not call.sending:
             raise LocalProtocolError(f"call {call_id}: no body is being sent")
-        _check_chunk(body, trailers)
+        check_chunk(body, trailers)
         if len(body) > call.send_credit:
             raise LocalProtocolError(f"call {call_id}: {len(body)} bytes with credit for {call.send_credit}")
         self._send(m.Data(call_id, body, end, trailers))
@@ -397,7 +507,7 @@ class Connection:
         """Server: push to the device; give the sequence that `PushAcked` will name."""
         if len(body) > limits.PUSH_BODY_BYTES_MAX:
             raise LocalProtocolError(f"push of {len(body)} bytes, at most {limits.PUSH_BODY_BYTES_MAX}")
-        if fault := _headers_fault(headers):
+        if fault := headers_fault(headers):
             raise LocalProtocolError(fault)
         if len(self._unacked) >= limits.PUSHES_UNACKED_MAX:
             raise LocalProtocolError(f"{limits.PUSHES_UNACKED_MAX} pushes wait for their acknowledgement")
@@ -431,10 +541,11 @@ class Connection:
     def ping(self, now: float) -> None:
         """Ask the peer for a sign of life; `PongReceived` or, after the bound, `Closed` follows."""
         self._now = now
-        if self._ping is None:
+        if self._ping is None and not self.detached:
             self._send(m.Ping(self._ping_nonce + 1))
             self._ping_nonce += 1
             self._ping = (self._ping_nonce, now)
+            self._confirm()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -442,15 +553,21 @@ class Connection:
         state = states.after_send(self.role, self.state, type(message))
         if state is None:
             raise LocalProtocolError(f"{self.role} may not send {type(message).__name__} in state {self.state}")
+        counted = self._counts and type(message) in states.COUNTED
+        if self.detached and not counted and not isinstance(message, m.Close):
+            raise LocalProtocolError(f"{type(message).__name__} belongs to a connection, and there is none")
         try:
             frame = frames.encode(message)
         except ValueError as error:
             raise LocalProtocolError(str(error)) from error
         if len(frame) - frames.PREFIX_BYTES > frame_bytes_max:
             raise LocalProtocolError(f"{type(message).__name__} of {len(frame)} bytes, at most {frame_bytes_max}")
+        if counted:
+            self._ledger().add(frame)
         self.state = state
-        self._out.append(frame)
-        self._queued_bytes += len(frame)
+        if not self.detached:
+            self._out.append(frame)
+            self._queued_bytes += len(frame)
 
     def _forget(self, call_id: int) -> None:
         call = self._calls.pop(call_id)
@@ -466,6 +583,8 @@ class Connection:
         state = states.after_receive(self.role, self.state, type(message))
         if state is None:
             raise RemoteProtocolError(f"{type(message).__name__} is not allowed in state {self.state}")
+        if self._counts and type(message) in states.COUNTED and self._ledger().take(self._in.frame_bytes):
+            self._confirm()
         match message:
             case m.Data():
                 self._receive_data_message(message)
@@ -479,15 +598,15 @@ class Connection:
                 self._receive_end_of_call(message)
             case m.Push() | m.Ack():
                 self._receive_push_traffic(message)
-            case m.Ping() | m.Pong():
-                self._receive_liveness(message)
+            case m.Ping() | m.Pong() | m.Received():
+                self._receive_upkeep(message)
             case m.Notice():
                 if fault := self._notice_fault(message.version, message.hosts):
                     raise RemoteProtocolError(fault)
                 self._events.append(e.NoticeReceived(message.version, message.hosts))
             case _:
                 self._receive_session_message(message)
-        if self.state is not State.CLOSED:
+        if self.state is not State.CLOSED and state is not State.CLOSED:  # a CLOSE decides for itself
             self.state = state
 
     def _receive_session_message(self, message: m.Message) -> None:
@@ -503,14 +622,15 @@ class Connection:
             case m.Welcome():
                 if message.version != m.VERSION:
                     raise RemoteProtocolError(f"version {message.version} chosen", Code.VERSION_UNSUPPORTED)
-                for seconds in (message.resume_window_s, message.heartbeat_s):
-                    if not 0 <= seconds <= limits.WIRE_SECONDS_MAX:  # also not a number: no timer could run on it
-                        raise RemoteProtocolError(f"time span of {seconds} s in the WELCOME")
+                for span in (message.resume_window_s, message.heartbeat_s):
+                    if not 0 <= span <= limits.WIRE_SECONDS_MAX:  # also not a number: no timer could run on it
+                        raise RemoteProtocolError(f"time span of {span} s in the WELCOME")
                 self._greet_by = None
                 self._agree(message)
                 self._events.append(e.Welcomed(message))
             case m.GoAway():
-                retry = _seconds(message.retry_after_ms)
+                self._left = True
+                retry = seconds(message.retry_after_ms)
                 reason = message.reason[: limits.REASON_CHARS_MAX]
                 self._events.append(e.GoingAway(message.code, reason, max(0, message.spread_ms) / 1000, retry))
                 for call_id in [i for i, call in self._calls.items() if call.ours and i > message.last_call]:
@@ -518,15 +638,17 @@ class Connection:
                     self._forget(call_id)
                     self._events.append(e.CallFailed(call_id, message.code, reason, retry, answered))
             case m.Close():
-                self.state = State.CLOSED
+                # One that asks for a new token or plan leaves the session for the connection that comes with it.
+                if not (self.resumable and codes.action(message.code) is codes.Action.RENEW):
+                    self.state = State.CLOSED
                 reason = message.reason[: limits.REASON_CHARS_MAX]
-                self._events.append(e.Closed(message.code, reason, _seconds(message.retry_after_ms), by_peer=True))
+                self._events.append(e.Closed(message.code, reason, seconds(message.retry_after_ms), by_peer=True))
 
     def _receive_call(self, call: m.Call) -> None:
         if call.id % 2 == self._next_call % 2 or call.id <= self._peer_call:
             raise RemoteProtocolError(f"call id {call.id} after {self._peer_call}")
-        _check_body(call.id, call.body)
-        _check_headers(call.headers)
+        check_body(call.id, call.body)
+        check_headers(call.headers)
         self._peer_call = call.id
         entry = _Call(ours=False, sending=False, receiving=call.more, offset=0)
         entry.receive_credit -= len(call.body)
@@ -546,7 +668,7 @@ class Connection:
                     call.headers,
                     call.body,
                     call.more,
-                    _seconds(call.deadline_ms),
+                    seconds(call.deadline_ms),
                 )
             )
 
@@ -560,8 +682,8 @@ class Connection:
         return self._calls.get(call_id)
 
     def _receive_reply(self, reply: m.Reply) -> None:
-        _check_body(reply.id, reply.body)
-        _check_headers(reply.headers)
+        check_body(reply.id, reply.body)
+        check_headers(reply.headers)
         call = self._known(reply.id, ours=True)
         if call is None:
             return
@@ -575,8 +697,8 @@ class Connection:
         self._events.append(e.ReplyReceived(reply.id, reply.status, reply.headers, reply.body, reply.more))
 
     def _receive_data_message(self, data: m.Data) -> None:
-        _check_body(data.id, data.body)
-        _check_headers(data.trailers)
+        check_body(data.id, data.body)
+        check_headers(data.trailers)
         call = self._known(data.id)
         if call is None:
             return
@@ -616,7 +738,7 @@ class Connection:
             return
         if self._known(message.id, ours=True) is not None:
             self._forget(message.id)
-            retry = _seconds(message.retry_after_ms)
+            retry = seconds(message.retry_after_ms)
             reason = message.reason[: limits.REASON_CHARS_MAX]
             self._events.append(e.CallFailed(message.id, message.code, reason, retry, message.maybe_delivered))
 
@@ -628,7 +750,7 @@ class Connection:
                 raise RemoteProtocolError(f"push of {len(message.body)} bytes", Code.FRAME_TOO_LARGE)
             if len(self._unacked_received) >= limits.PUSHES_UNACKED_MAX:
                 raise RemoteProtocolError("more pushes than may be unacknowledged", Code.FLOW_CONTROL)
-            _check_headers(message.headers)
+            check_headers(message.headers)
             self._push_seq = message.seq
             self._unacked_received.add(message.seq)
             self._events.append(
@@ -644,9 +766,15 @@ class Connection:
         if fresh:
             self._events.append(e.PushAcked(fresh))
 
-    def _receive_liveness(self, message: m.Ping | m.Pong) -> None:
-        if isinstance(message, m.Ping):
+    def _receive_upkeep(self, message: m.Ping | m.Pong | m.Received) -> None:
+        if isinstance(message, m.Received):
+            if m.RESUME not in self.capabilities:
+                raise RemoteProtocolError("confirmation without the capability")
+            if not self._ledger().confirmed(message.count):
+                raise RemoteProtocolError(f"confirmation of {message.count} frames, more than were sent")
+        elif isinstance(message, m.Ping):
             self._send(m.Pong(message.nonce))
+            self._confirm()
         elif self._ping is not None and message.nonce == self._ping[0]:
             self._events.append(e.PongReceived(max(0.0, self._now - self._ping[1])))
             self._ping = None
@@ -655,37 +783,6 @@ class Connection:
 def _known_capabilities(names: tuple[str, ...]) -> tuple[str, ...]:
     """Keep what we know: a list of our own making, however long the peer's is."""
     return tuple(sorted(m.CAPABILITIES.intersection(names)))
-
-
-def _check_chunk(body: bytes, headers: m.Headers) -> None:
-    """Refuse here what the peer would answer by closing the whole connection."""
-    if len(body) > limits.CHUNK_BYTES_MAX:
-        raise LocalProtocolError(f"chunk of {len(body)} bytes, at most {limits.CHUNK_BYTES_MAX}")
-    if fault := _headers_fault(headers):
-        raise LocalProtocolError(fault)
-
-
-def _check_body(call_id: int, body: bytes) -> None:
-    if len(body) > limits.CHUNK_BYTES_MAX:
-        raise RemoteProtocolError(
-            f"call {call_id}: chunk of {len(body)} bytes, at most {limits.CHUNK_BYTES_MAX}", Code.FRAME_TOO_LARGE
-        )
-
-
-def _check_headers(headers: m.Headers) -> None:
-    if fault := _headers_fault(headers):
-        raise RemoteProtocolError(fault)
-
-
-def _headers_fault(headers: m.Headers) -> str:
-    if len(headers) > limits.CALL_HEADERS_MAX:
-        return f"{len(headers)} headers, at most {limits.CALL_HEADERS_MAX}"
-    size = 0
-    for name, value in headers:
-        size += len(name) + len(value)
-    if size > limits.CALL_HEADER_BYTES_MAX:
-        return f"headers of {size} characters, at most {limits.CALL_HEADER_BYTES_MAX}"
-    return ""
 
 
 def explain(closed: e.Closed) -> str:

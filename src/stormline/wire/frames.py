@@ -44,12 +44,14 @@ class FrameBuffer:
 
     Attributes:
         frame_bytes_max: largest frame accepted; raised by the owner once the peer is known.
+        frame_bytes: payload of the frame given out last.
     """
 
-    __slots__ = ("_buffer", "_start", "frame_bytes_max")
+    __slots__ = ("_buffer", "_start", "frame_bytes", "frame_bytes_max")
 
     def __init__(self, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self.frame_bytes = 0
         self._buffer = bytearray()
         self._start = 0
 
@@ -85,6 +87,7 @@ class FrameBuffer:
             return None
         with memoryview(self._buffer) as view:
             message = decode_payload(view[body : body + length])
+        self.frame_bytes = length
         self._start = body + length
         if self._start == len(self._buffer):
             self._buffer.clear()

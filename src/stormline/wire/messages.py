@@ -15,7 +15,9 @@ ALPN: Final = "sl/1"
 
 PLAN: Final = "plan"
 """Capability: the client wants to be told by NOTICE when its plan has changed."""
-CAPABILITIES: Final = frozenset({PLAN})
+RESUME: Final = "resume"
+"""Capability: both sides keep the frames of the session until the other has confirmed them."""
+CAPABILITIES: Final = frozenset({PLAN, RESUME})
 """Optional features this version knows. One is in force where HELLO and WELCOME both name it."""
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
@@ -31,7 +33,7 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
         token: device token (`wire.tokens`), empty where it has none.
         unit: unit the client believes its user belongs to, empty where it does not know.
         resume: resume token of an earlier WELCOME, empty for a new session.
-        received: highest push sequence it has processed in the session it resumes.
+        received: how many frames of the session it resumes it has received.
         network: kind of network, `wifi`, `cell`, `wired` or `unknown`.
         client: name and version of its library, for statistics.
         capabilities: optional features it understands.
@@ -68,6 +70,7 @@ class Welcome(msgspec.Struct, tag=1, array_like=True, frozen=True):
         heartbeat_s: longest silence the server wants before a PING.
         time_ms: server time, milliseconds since 1970.
         capabilities: optional features in force.
+        received: how many frames of a session that goes on the server has received.
     """
 
     version: int
@@ -82,6 +85,11 @@ class Welcome(msgspec.Struct, tag=1, array_like=True, frozen=True):
     heartbeat_s: float = 0.0
     time_ms: int = 0
     capabilities: tuple[str, ...] = ()
+    received: int = 0
+
+    def __repr__(self) -> str:
+        """Show all but the credential."""
+        return f"Welcome(session={self.session!r}, device={self.device!r}, resumed={self.resumed})"
 
 
 class Close(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -284,7 +292,22 @@ class Notice(msgspec.Struct, tag=14, array_like=True, frozen=True):
     hosts: tuple[str, ...] = ()
 
 
+class Received(msgspec.Struct, tag=15, array_like=True, frozen=True):
+    """Confirms frames of the session: the sender of these need not keep them any longer.
+
+    Only where the capability `resume` is in force.
+
+    Attributes:
+        count: how many frames of the session have been received on all its connections; see `states.COUNTED`.
+    """
+
+    count: int
+
+
 Message: TypeAlias = (
     Hello | Welcome | Close | Call | Data | Reply | Fail | Cancel | Credit | Push | Ack | Ping | Pong | GoAway | Notice
-)
-ALL: Final = (Hello, Welcome, Close, Call, Data, Reply, Fail, Cancel, Credit, Push, Ack, Ping, Pong, GoAway, Notice)
+    | Received
+)  # fmt: skip
+ALL: Final = (
+    Hello, Welcome, Close, Call, Data, Reply, Fail, Cancel, Credit, Push, Ack, Ping, Pong, GoAway, Notice, Received,
+)  # fmt: skip

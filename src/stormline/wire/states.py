@@ -37,7 +37,13 @@ class State(enum.StrEnum):
 
 Table: TypeAlias = Mapping[tuple[Role, State], Mapping[type[m.Message], State]]
 
-_CALL_TRAFFIC: Final = (m.Data, m.Reply, m.Fail, m.Cancel, m.Credit, m.Ping, m.Pong)
+COUNTED: Final[frozenset[type[m.Message]]] = frozenset(
+    {m.Call, m.Data, m.Reply, m.Fail, m.Cancel, m.Credit, m.Push, m.Ack, m.Notice}
+)
+"""Messages that belong to the session: counted, kept until confirmed, and sent again where it goes on elsewhere. The
+others belong to one connection."""
+
+_CALL_TRAFFIC: Final = (m.Data, m.Reply, m.Fail, m.Cancel, m.Credit, m.Ping, m.Pong, m.Received)
 
 
 def _stay(state: State, *kinds: type[m.Message]) -> dict[type[m.Message], State]:
