@@ -50,9 +50,9 @@ LIMITS = (
     ("TOKEN_BYTES_MAX", "a device token"),
     ("NAME_BYTES_MAX", "an app, device or user name in a token, UTF-8"),
     ("HELLO_TIMEOUT_S", "seconds from the connection (client: from its HELLO) to the WELCOME"),
-    ("HEARTBEAT_S", "seconds of silence after which a client pings, unless the WELCOME names fewer"),
+    ("HEARTBEAT_S", "seconds of silence after which a client in the foreground pings at the latest"),
     ("HEARTBEAT_ANSWER_S", "seconds without any frame after a PING until the link is dead"),
-    ("SESSION_IDLE_S", "seconds of silence after which a server gives a client up, at the default heartbeat"),
+    ("SESSION_IDLE_S", "seconds of silence after which a server gives a client up at the earliest"),
     ("WIRE_SECONDS_MAX", "seconds of any span in a WELCOME; a longer one, a negative one or NaN is refused"),
     ("CLOCK_SKEW_S", "seconds by which a token may come from the future"),
 )

@@ -7,11 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stormline.client import memory
-from stormline.core import limits_memory
+from stormline.core import limits_heartbeat, limits_memory
 from stormline.policy import snapshot, strategy
 from stormline.policy.addresses import AddressBook, AddressOutcome, Candidate, Verdict
 from stormline.policy.shape import Network
-from stormline.policy.snapshot import FamilyRecord, HostRecord, NetworkRecord, PathRecord, ProtocolRecord, RateRecord
+from stormline.policy.snapshot import (
+    FamilyRecord,
+    HeartbeatRecord,
+    HostRecord,
+    NetworkRecord,
+    PathRecord,
+    ProtocolRecord,
+    RateRecord,
+)
 from stormline.policy.strategy import Strategy
 from stormline.policy.timeouts import Outcome, TimeoutPolicy
 
@@ -69,7 +77,8 @@ def live(client, history, now=0.0):
         worked = each.verdict is Verdict.WORKED
         client.book.observe(AddressOutcome("n", each.host, each.place, each.verdict, each.number, each.number), now)
         client.known.observe("n", each.host, each.protocol, now, worked=worked, pace_s=each.number, tried_s=each.number)
-        client.known.observe_heartbeat("n", each.number, now)
+        client.known.heartbeats.observe("n", each.number, now, alive=worked)
+        client.known.heartbeats.dialled("n", now, worked=True)
         client.times.observe_rtt(NET, each.host, each.number, now)
         client.times.observe_rate(NET, now, down_bytes_per_s=each.number)
         outcome = Outcome(network=NET, host=each.host, path_class=each.path, answered=worked, first_byte_s=each.number)
@@ -113,7 +122,7 @@ def test_nothing_is_taken_over_that_is_older_than_its_life(history, away_s):
     later = now + limits_memory.MEMORY_LIFE_S + 1.0 + away_s
     two.recall(kept, later)
     assert two.collect(later).hosts == ()
-    assert two.known.heartbeat_s("n", later) is None
+    assert two.collect(later).heartbeat is None
     for host in {each.host for each in history}:
         assert [each.candidate for each in two.book.plan("n", host, PLACES[:12], later)] == PLACES[:12]
         assert two.times.rtt_s(NET, host, 0.5) is None
@@ -141,9 +150,12 @@ hosts = st.builds(
     st.lists(st.builds(PathRecord, st.text(max_size=70), buckets, st.none() | numbers), max_size=3).map(tuple),
     st.lists(protocols, max_size=3).map(tuple),
 )  # fmt: skip
+beats = st.none() | st.builds(
+    HeartbeatRecord, numbers, numbers, numbers, numbers, numbers, st.booleans(), numbers
+)  # fmt: skip
 rates = st.none() | st.builds(RateRecord, st.floats(), numbers)
 records = st.builds(
-    NetworkRecord, numbers | st.integers(), families, buckets, rates, rates, st.none() | numbers, numbers,
+    NetworkRecord, numbers | st.integers(), families, buckets, rates, rates, beats,
     st.lists(hosts, max_size=2).map(tuple),
 )  # fmt: skip
 
@@ -157,11 +169,15 @@ def test_any_record_can_be_taken_over_and_leaves_the_policies_working(record, no
         assert client.book.plan("n", host.host, PLACES, now)
         assert sorted(client.known.choose("n", host.host, ("h2", "h1"), now).protocols) == ["h1", "h2"]
         assert client.known.most_used("n", now, 3) is not None
+    assert (
+        limits_heartbeat.HEARTBEAT_MIN_S <= client.known.heartbeats.plan("n", now) <= limits_heartbeat.HEARTBEAT_MAX_S
+    )
 
 
 few = st.builds(HostRecord, st.sampled_from(HOSTS[:5]), st.integers(0, 9) | st.integers(), st.floats(), st.just(0))
 plain = st.builds(
-    NetworkRecord, st.integers(0, 9), families, st.just(()), rates, rates, st.none() | numbers, numbers,
+    NetworkRecord, st.integers(0, 9), families, st.just(()), rates, rates,
+    st.none() | st.builds(HeartbeatRecord, st.integers(0, 9), numbers),
     st.lists(few, max_size=5).map(tuple),
 )  # fmt: skip
 

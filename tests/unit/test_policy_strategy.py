@@ -6,7 +6,7 @@ from stormline.core import limits, limits_memory
 from stormline.policy import snapshot, strategy
 from stormline.policy.addresses import AddressBook, AddressOutcome, Candidate, Verdict
 from stormline.policy.shape import Network, RequestShape
-from stormline.policy.snapshot import HostRecord, NetworkRecord, PathRecord, ProtocolRecord, RateRecord
+from stormline.policy.snapshot import HeartbeatRecord, HostRecord, NetworkRecord, PathRecord, ProtocolRecord, RateRecord
 from stormline.policy.strategy import Strategy
 from stormline.policy.timeouts import Outcome, TimeoutPolicy
 
@@ -161,11 +161,10 @@ class TestUse:
 
     def test_heartbeat_is_kept_per_network_and_forgotten_after_a_week(self):
         known = Strategy(always)
-        known.observe_heartbeat("home", 240.0, 0.0)
-        known.observe_heartbeat("home", float("nan"), 0.0)
-        assert known.heartbeat_s("home", 1.0) == 240.0
-        assert known.heartbeat_s("work", 1.0) is None
-        assert known.heartbeat_s("home", limits_memory.MEMORY_LIFE_S) is None
+        known.heartbeats.observe("home", 240.0, 0.0, alive=True)
+        assert known.export("home", 1.0, 0.0).heartbeat.good_ms == 240_000
+        assert known.export("work", 1.0, 0.0).heartbeat is None
+        assert known.export("home", limits_memory.MEMORY_LIFE_S, 0.0).heartbeat is None
 
 
 class TestBetweenStarts:
@@ -307,8 +306,8 @@ class TestBetweenStarts:
 
 def test_merge_takes_of_each_host_the_newer_word():
     one = NetworkRecord(at=10, rtt=(1,), hosts=(HostRecord("a", 10, uses=1.0), HostRecord("b", 5, uses=1.0)))
-    other = NetworkRecord(at=8, rtt=(2,), heartbeat_ms=5, heartbeat_at=8, hosts=(HostRecord("b", 8, uses=2.0),))
+    other = NetworkRecord(at=8, rtt=(2,), heartbeat=HeartbeatRecord(8, 5), hosts=(HostRecord("b", 8, uses=2.0),))
     for merged in (snapshot.merge(one, other), snapshot.merge(other, one)):
         assert [(each.host, each.uses) for each in merged.hosts] == [("b", 2.0), ("a", 1.0)]
         assert merged.rtt == (1,)
-        assert merged.heartbeat_ms == 5
+        assert merged.heartbeat == HeartbeatRecord(8, 5)

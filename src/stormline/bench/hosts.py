@@ -51,6 +51,9 @@ class _Stream:
         self._answers -= 1
         return _ANSWER
 
+    def leave_quiet(self) -> None:
+        """Do nothing: there is no kernel below."""
+
     def tcp_info(self) -> None:
         """Nothing: there is no kernel below."""
 

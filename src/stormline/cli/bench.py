@@ -19,13 +19,14 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _benches() -> dict[str, Callable[[], "list[Row]"]]:
-    from stormline.bench import client, dispatch, gateway, netlog, relay
+    from stormline.bench import client, dispatch, gateway, heartbeat, netlog, relay
     from stormline.cli import levels
 
     return {
         "client": client.run,
         "dispatch": dispatch.run,
         "gateway": gateway.run,
+        "heartbeat": heartbeat.run,
         "levels": levels.run,
         "netlog": netlog.run,
         "relay": relay.run,
@@ -36,7 +37,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="client, dispatch, gateway, levels, netlog or relay; 'all' runs every one there is."
+            metavar="NAME",
+            help="client, dispatch, gateway, heartbeat, levels, netlog or relay; 'all' runs every one there is.",
         ),
     ] = "all",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for NAME.json.")] = Path("bench/results"),

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from stormline.core import codes, limits
+from stormline.core import codes, limits, limits_heartbeat
 from stormline.core.codes import Code
 from stormline.core.errors import (
     CallError,
@@ -26,6 +26,7 @@ from stormline.core.errors import (
 )
 from stormline.core.phase import Phase
 from stormline.net.stream import Stream, reason_of
+from stormline.policy.heartbeat import Silence
 from stormline.wire import connection, messages
 from stormline.wire import events as e
 from stormline.wire.states import Role, State
@@ -284,7 +285,9 @@ class Link:
         self.stream = stream
         self._listener = listener
         self.machine = machine or connection.Connection(Role.CLIENT, self._loop.time(), heartbeat_s=heartbeat_s)
-        self._heartbeat_s = heartbeat_s
+        self.heartbeat_s = heartbeat_s
+        self.silence = Silence(self._loop.time())
+        self.survived: Callable[[float], None] = lambda silence_s: None  # told how long it was silent and lives
         self.woke: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self.welcome: messages.Welcome | None = None
         self.closed: e.Closed | None = None
@@ -347,6 +350,7 @@ class Link:
         if self._expiry is not None:
             self._expiry.cancel()
         self.stream = stream
+        self.silence.void(self._loop.time())
         self._place_calls()
         self._welcomed(welcome)
         self._drive()
@@ -477,10 +481,10 @@ class Link:
             self.flush()
             self._call_ended()
 
-    def check(self) -> None:
-        """Ask the peer for a sign of life; a dead link ends within `limits.HEARTBEAT_ANSWER_S`."""
+    def check(self, within_s: float | None = None) -> None:
+        """Ask the peer for a sign of life; a dead link ends within this time, see `Connection.ping`."""
         if self.closed is None and self.welcome is not None:
-            self.machine.ping(self._loop.time())
+            self.machine.ping(self._loop.time(), within_s)
             self.flush()
 
     def network_changed(self, gone: Callable[[Stream], bool]) -> None:
@@ -493,6 +497,7 @@ class Link:
     def flush(self) -> None:
         """Let the writer send what the machine has put out, and set the timer anew."""
         if self.closed is None and self.machine.has_data_to_send:
+            self.silence.went(self._loop.time())
             self._drained.clear()
             self._out.set()
         self._arm()
@@ -547,6 +552,7 @@ class Link:
                 data = await stream.receive()
                 if data:
                     self.machine.receive_data(data, self._loop.time())
+                    self.survived(self.silence.came(self._loop.time()))
                 else:
                     self.machine.receive_eof(self._loop.time())
                 self._pump()
@@ -572,10 +578,13 @@ class Link:
             self._lose(e.Closed(Code.OK, reason_of(error), lost=True))
 
     def _arm(self) -> None:
-        """Have one timer that fires no later than the next thing due. One that fires early finds out and sleeps on."""
+        """Have one timer that fires no later than the next thing due, and hardly earlier.
+
+        One that fires early finds out and sleeps on.
+        """
         due = self.machine.next_timer() if self.closed is None else None
         if self._timer is not None:
-            if due is not None and self._timer_at <= due:
+            if due is not None and self._timer_at <= due <= self._timer_at + limits_heartbeat.TIMER_EARLY_S:
                 return
             self._timer.cancel()
             self._timer = None
@@ -638,14 +647,14 @@ class Link:
 
     def set_heartbeat(self, heartbeat_s: float) -> None:
         """Ask for a sign of life after this much silence from now on, or earlier where the gateway wants it."""
-        self._heartbeat_s = heartbeat_s
+        self.heartbeat_s = heartbeat_s
         if self.closed is None:
             self._set_heartbeat()
             self._arm()
 
     def _set_heartbeat(self) -> None:
         asked_s = self.welcome.heartbeat_s if self.welcome is not None else 0.0
-        self.machine.heartbeat_s = min(self._heartbeat_s, asked_s) if asked_s > 0 else self._heartbeat_s
+        self.machine.heartbeat_s = min(self.heartbeat_s, asked_s) if asked_s > 0 else self.heartbeat_s
 
     def _to_call(self, event: e.ReplyReceived | e.DataReceived | e.CreditGranted) -> None:
         call = self._calls.get(event.call_id)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from stormline.client.beating import Beating
 from stormline.client.carriers import Carriers, Target, carrier_of
 from stormline.client.config import Config
 from stormline.client.link import Link, LinkCall, greet
@@ -76,7 +77,7 @@ class LongLine:
         self._renewed = False
         self._nudge = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._heartbeat_s = limits.HEARTBEAT_S
+        self.beating = Beating(self._loop)
         self.woke: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self.listener: LineListener | None = None
         self.last_refusal: errors.RefusedError | None = None
@@ -180,6 +181,7 @@ class LongLine:
             phase = Phase.QUEUED if link.standing else Phase.SEND
             raise errors.WriteError(str(error), phase=phase, maybe_delivered=False) from error
         call.impatient = impatient
+        self.beating.called(link)
         return call, stood
 
     async def ask(self, body: bytes) -> bytes:
@@ -217,6 +219,8 @@ class LongLine:
         if task.cancelled():
             return
         failed = task.exception() is not None  # retrieved: the waiters have it, and there may be none left
+        if failed:
+            self.beating.unreachable()
         waiting = self._waiting
         if failed and waiting is not None:
             waiting.lose_patience()
@@ -301,7 +305,9 @@ class LongLine:
         raise errors.ConnectError("no gateway is named", phase=Phase.CONNECT, maybe_delivered=False)
 
     def _start(self, stream: Stream, token: str) -> Link:
-        link = Link(stream, self, heartbeat_s=self._heartbeat_s)
+        stream.leave_quiet()
+        link = Link(stream, self)
+        self.beating.start(link)
         link.woke = self.woke
         try:
             link.start(self._hello(token))
@@ -333,8 +339,9 @@ class LongLine:
             RefusedError: the gateway takes this device not now, or not at all.
             ConnectError: it did not come to a greeting.
         """
+        stream.leave_quiet()
         try:
-            machine, welcome = await greet(stream, self._hello(token, waiting), heartbeat_s=self._heartbeat_s)
+            machine, welcome = await greet(stream, self._hello(token, waiting), heartbeat_s=self.beating.silence_s())
             if welcome.resumed:
                 waiting.attach(stream, machine, welcome)
                 return waiting
@@ -355,7 +362,8 @@ class LongLine:
             stream.close()
             raise
         waiting.end("the gateway has the session no more")
-        link = self._link = Link(stream, self, heartbeat_s=self._heartbeat_s, machine=machine)
+        link = self._link = Link(stream, self, heartbeat_s=self.beating.silence_s(), machine=machine)
+        self.beating.start(link)
         link.woke = self.woke
         link.begin(welcome)
         return link
@@ -466,6 +474,7 @@ class LongLine:
         self._suspects.clear()
         self.last_refusal = None
         self._renewed = False
+        self.beating.welcomed(link)
         if welcome.unit:
             self._scheduling.unit = welcome.unit
         if self.listener is not None:
@@ -503,6 +512,8 @@ class LongLine:
 
     def link_ended(self, link: Link, closed: e.Closed) -> None:
         """See `LinkListener`: decide when to come back."""
+        if not link.machine.detached:
+            self.beating.ended(link, closed)
         if link in self._leaving:
             del self._leaving[link]
         elif link is self._lesser:
@@ -529,6 +540,7 @@ class LongLine:
             link.end("another link has taken its place")
             return
         self._carriers.close()
+        self.beating.ended(link, closed)
         self._plan_return(link.peer, closed, welcomed=True)
         if self._reconnect.stopped:
             link.end("the gateway takes this device no longer")
@@ -544,7 +556,7 @@ class LongLine:
                 peer, errors.RefusedError(closed.code, closed.reason, closed.retry_after_s), welcomed=welcomed
             )
         elif welcomed:
-            self._reconnect.observe_loss(now, chance)
+            self._reconnect.observe_loss(now, chance, soon=closed.code == codes.Code.HEARTBEAT_TIMEOUT)
         else:
             self._suspect(peer)
             self._reconnect.observe_failure(now, chance)
@@ -578,6 +590,7 @@ class LongLine:
             if not links:
                 return
         for link in links:
+            link.silence.void(self._loop.time())
             link.network_changed(gone)
         self._reconnect.reset()  # after them: a link that ends here plans its return, and there is nothing to wait for
         self._nudge.set()
@@ -590,9 +603,9 @@ class LongLine:
 
     def behave(self, conduct: Conduct) -> None:
         """Behave as the user's activity asks: heartbeat, and when a link comes back that nobody waits for."""
-        self._heartbeat_s = conduct.heartbeat_s
+        self.beating.cap_s = conduct.heartbeat_s
         for link in self._links():
-            link.set_heartbeat(conduct.heartbeat_s)
+            link.set_heartbeat(self.beating.silence_s())
         self._reconnect.set_pace(conduct.return_first_s, conduct.return_max_s)
         self._nudge.set()
 

@@ -31,7 +31,7 @@ from stormline.policy.snapshot import NetworkRecord
 
 _log = logging.getLogger("stormline.client")
 
-VERSION: Final = 1
+VERSION: Final = 2
 _FOLDER: Final = "networks"
 _STALE_S: Final = 3600.0
 """Age at which a half-written file was left by a crash."""

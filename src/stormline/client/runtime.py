@@ -482,6 +482,7 @@ class Runtime:
         carriers = Carriers(steering, dialers, config.connect_timeout_s)
         self.longline = LongLine(config, app, self.scheduling, carriers, self.rng, CLIENT_NAME)
         self.longline.woke = self.counting.woke
+        self.longline.beating.follow(steering)
         if config.report:
             self._recorder = Recorder(
                 self._roles_pool,

@@ -65,8 +65,8 @@ RESUME_TOKEN_CHARS_MAX: Final = 192
 HELLO_TIMEOUT_S: Final = 5.0
 """From accept (client: from its HELLO) to the WELCOME, absolute: bytes that dribble in do not extend it."""
 HEARTBEAT_S: Final = 60.0
-"""Silence after which a client pings. Below the shortest NAT memory commonly met on cellular networks for TCP
-(several minutes) with room; learned per network later."""
+"""Longest silence before a client pings while its user looks at it. Otherwise what its network stands:
+`limits_heartbeat`."""
 HEARTBEAT_ANSWER_S: Final = 8.0
 """Wait for a PONG, or any other frame after a PING, before the link counts as dead."""
 SESSION_IDLE_S: Final = 150.0

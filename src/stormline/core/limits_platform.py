@@ -384,6 +384,10 @@ DEMO_IMAGES_CACHED_MAX: Final = 32
 # -- gateway ----------------------------------------------------------------------------------------------------------
 TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
 """From accept to a finished TLS handshake: three round trips with losses on the worst networks we serve."""
+WHEEL_TICK_S: Final = 1.0
+"""How much later than asked a connection's timer may fire: none of their bounds is shorter than five seconds."""
+WHEEL_TURN_MAX: Final = 256
+"""Timers of connections told in one turn of the event loop; the rest of a full tick comes after whatever else waits."""
 SESSIONS_MAX: Final = 18_000
 """Connections of one gateway process; the rest of its 20,000 descriptors is for upstreams, engine and admin API."""
 GATEWAY_BACKLOG: Final = 4096

@@ -105,7 +105,7 @@ class Carrier(asyncio.Protocol):
         self._arm()
 
     def _idle_s(self) -> float:
-        return max(limits.SESSION_IDLE_S, 2 * self._hub.heartbeat_s + limits.HEARTBEAT_ANSWER_S)
+        return max(limits.SESSION_IDLE_S, 1.25 * self._hub.heartbeat_s + limits.HEARTBEAT_ANSWER_S)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the peer."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stormline.core import errors, ids, limits, limits_carriers, limits_platform
+from stormline.core import errors, ids, limits, limits_carriers, limits_heartbeat, limits_platform
 from stormline.core.values import Address, Secret
 from stormline.engine.nats import EngineConfig
 from stormline.web.server import TlsFiles
@@ -68,7 +68,7 @@ class GatewayConfig:
     apps: Mapping[str, Mapping[str, str]]
     api_upstreams: Mapping[str, str] = field(default_factory=dict)
     api_ca: Path | None = None
-    heartbeat_s: float = limits.HEARTBEAT_S
+    heartbeat_s: float = limits_heartbeat.HEARTBEAT_ASKED_S
     resume_window_s: float = limits.RESUME_WINDOW_S
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     engine: EngineConfig

@@ -81,6 +81,10 @@ class Stream(Protocol):
         """
         ...
 
+    def leave_quiet(self) -> None:
+        """Have the kernel ask the peer for no signs of life: who uses the stream does."""
+        ...
+
     def tcp_info(self) -> TcpInfo | None:
         """Say what the kernel knows about the connection below, without waiting.
 
@@ -249,6 +253,12 @@ class TcpStream:
     def closed(self) -> bool:
         """True after `close`."""
         return self._sock is None
+
+    def leave_quiet(self) -> None:
+        """See `Stream.leave_quiet`."""
+        with contextlib.suppress(OSError):
+            if self._sock is not None:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
 
     def tcp_info(self) -> TcpInfo | None:
         """See `Stream.tcp_info`."""

@@ -64,6 +64,10 @@ class TlsStream:
         """See `Stream.heard_at`; records of TLS itself count, any byte does."""
         return self._raw.heard_at
 
+    def leave_quiet(self) -> None:
+        """See `Stream.leave_quiet`."""
+        self._raw.leave_quiet()
+
     def tcp_info(self) -> TcpInfo | None:
         """See `Stream.tcp_info`."""
         return self._raw.tcp_info()

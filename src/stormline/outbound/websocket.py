@@ -58,6 +58,10 @@ class WebSocketStream:
         """True after `close`."""
         return self._raw.closed
 
+    def leave_quiet(self) -> None:
+        """See `Stream.leave_quiet`."""
+        self._raw.leave_quiet()
+
     @property
     def heard_at(self) -> float:
         """See `Stream.heard_at`."""

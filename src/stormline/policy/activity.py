@@ -2,18 +2,17 @@
 
 | | foreground | background | inactive |
 | --- | --- | --- | --- |
-| heartbeat of the long connection, at most | 60 s | 210 s | 270 s |
+| heartbeat of the long connection, at most | 60 s | 3600 s | 3600 s |
 | first return of a lost one that only pushes need | within 1 s | within 30 s | within 300 s |
 | longest pause between two such tries | 60 s | 300 s | 600 s |
 | another attempt beside one that only looks dead | yes | no | no |
 | connections made before they are needed | yes | no | no |
 
-Whoever calls is served at once in every state: only what nobody waits for is put off. The numbers of the background are
-Mars's (`stn/src/longlink_connect_monitor.cc`: 15 s to 600 s by activity; `smart_heartbeat.cc`: 210 s and more), but
-for two. Its active heartbeat is 210 s as well; ours is shorter, because a foreground app is where a dead connection
-hurts. And its longest heartbeat of 580 s is reached by trial; 270 s is what most cellular NATs stand untried.
-Not copied: seven days without a try when nobody is logged in, and a reconnect jitter that only some rows have.
-A gateway that asks for a shorter heartbeat gets it (`heartbeat_s` of its configuration, 60 s unless set).
+Whoever calls is served at once in every state: only what nobody waits for is put off. Within its bound the heartbeat is
+what each network stands (`policy.heartbeat`): in the foreground it is short, because there a dead connection hurts, in
+the background it is as long as was proven. The pauses are Mars's (`stn/src/longlink_connect_monitor.cc`: 15 s to 600 s
+by activity). Not copied: seven days without a try when nobody is logged in, and a reconnect jitter that only some rows
+have. A gateway that asks for a shorter heartbeat gets it (`heartbeat_s` of its configuration, 600 s unless set).
 """
 
 import enum
@@ -21,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stormline.core import limits
+from stormline.core import limits, limits_heartbeat
 
 
 class Activity(enum.StrEnum):
@@ -64,10 +63,18 @@ CONDUCT: Final[Mapping[Activity, Conduct]] = {
         preconnects=True,
     ),
     Activity.BACKGROUND: Conduct(
-        heartbeat_s=210.0, return_first_s=30.0, return_max_s=300.0, hedges=False, preconnects=False
+        heartbeat_s=limits_heartbeat.HEARTBEAT_MAX_S,
+        return_first_s=30.0,
+        return_max_s=300.0,
+        hedges=False,
+        preconnects=False,
     ),
     Activity.INACTIVE: Conduct(
-        heartbeat_s=270.0, return_first_s=300.0, return_max_s=600.0, hedges=False, preconnects=False
+        heartbeat_s=limits_heartbeat.HEARTBEAT_MAX_S,
+        return_first_s=300.0,
+        return_max_s=600.0,
+        hedges=False,
+        preconnects=False,
     ),
 }
 """The table above."""

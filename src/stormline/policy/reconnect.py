@@ -71,16 +71,18 @@ class Reconnect:
         self._stands_since = now
         self._not_before = self._keep_from = self._slow_until = 0.0
 
-    def observe_loss(self, now: float, chance: float) -> None:
+    def observe_loss(self, now: float, chance: float, *, soon: bool = False) -> None:
         """A standing session was lost: come back soon, but not all at once.
 
         Args:
             now: monotonic seconds.
             chance: a draw from [0, 1).
+            soon: it was found dead by silence, so none comes back at the same moment; what it missed waits, and a dial
+                at once tells whether the network was dead as well.
         """
         if self._was_stable(now):
             self._not_before = now + limits.RECONNECT_FIRST_S * chance
-            self._slow_until = now + self._first_s * chance
+            self._slow_until = now + (limits.RECONNECT_FIRST_S if soon else self._first_s) * chance
         else:
             self.observe_failure(now, chance)
 

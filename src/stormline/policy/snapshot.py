@@ -6,7 +6,7 @@ are milliseconds. Nothing here says what was asked or answered: hosts, their add
 """
 
 import hashlib
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from stormline.core import limits, limits_carriers, limits_memory
 
@@ -135,6 +135,28 @@ class CarrierRecord(NamedTuple):
     pause_s: int
 
 
+class HeartbeatRecord(NamedTuple):
+    """What silences a long connection survives on a network.
+
+    Attributes:
+        at: when something was last learned of it.
+        good_ms: the longest that was survived, 0: none was.
+        bad_ms: the shortest that was lost, 0: none was.
+        losses: links that finding it has cost so far.
+        bad_at: when that was lost last, 0: never.
+        settled: the heartbeat below it has stood for a while.
+        false_at: when a loss last proved to be by chance; 0: never.
+    """
+
+    at: int
+    good_ms: int = 0
+    bad_ms: int = 0
+    losses: int = 0
+    bad_at: int = 0
+    settled: bool = False
+    false_at: int = 0
+
+
 class NetworkRecord(NamedTuple):
     """All that is kept of a network.
 
@@ -143,8 +165,7 @@ class NetworkRecord(NamedTuple):
         ipv6: IPv6's losses on it.
         rtt: round trips, whatever the host.
         up, down: rates.
-        heartbeat_ms: the longest pause that a long connection is known to survive; None: not known.
-        heartbeat_at: when that was learned; 0 where it is not known.
+        heartbeat: what silences a long connection survives; None: not known.
         hosts: those used last at the end.
         carriers: those that did not pass.
     """
@@ -154,8 +175,7 @@ class NetworkRecord(NamedTuple):
     rtt: Buckets = ()
     up: RateRecord | None = None
     down: RateRecord | None = None
-    heartbeat_ms: int | None = None
-    heartbeat_at: int = 0
+    heartbeat: HeartbeatRecord | None = None
     hosts: tuple[HostRecord, ...] = ()
     carriers: tuple[CarrierRecord, ...] = ()
 
@@ -172,14 +192,12 @@ def merge(one: NetworkRecord, other: NetworkRecord) -> NetworkRecord:
     same second the first stands. The result is within the bounds of `bound`.
     """
     first, second = (one, other) if one.at >= other.at else (other, one)
-    beat = max((one, other), key=lambda each: each.heartbeat_at)
     joined = first._replace(
         ipv6=first.ipv6 if first.ipv6 is not None else second.ipv6,
         rtt=first.rtt or second.rtt,
         up=_newer(first.up, second.up),
         down=_newer(first.down, second.down),
-        heartbeat_ms=beat.heartbeat_ms,
-        heartbeat_at=beat.heartbeat_at,
+        heartbeat=_newer(first.heartbeat, second.heartbeat),
         hosts=(*one.hosts, *other.hosts),
     )
     return bound(joined)
@@ -234,5 +252,8 @@ def _bound_host(record: HostRecord) -> HostRecord:
     )
 
 
-def _newer(one: RateRecord | None, other: RateRecord | None) -> RateRecord | None:
+_Dated = TypeVar("_Dated", RateRecord, HeartbeatRecord)
+
+
+def _newer(one: _Dated | None, other: _Dated | None) -> _Dated | None:
     return max((each for each in (one, other) if each is not None), key=lambda each: each.at, default=None)

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from stormline.core import limits, limits_memory
 from stormline.policy.addresses import PROOF_S, AddressBook
 from stormline.policy.estimate import sound
+from stormline.policy.heartbeat import Heartbeats
 from stormline.policy.recent import RecentTable
 from stormline.policy.shape import Network
 from stormline.policy.snapshot import HostRecord, NetworkRecord, ProtocolRecord
@@ -116,13 +117,11 @@ class _HostMemory:
 
 
 class _NetworkMemory:
-    __slots__ = ("entered_at", "explored_at", "heartbeat_at", "heartbeat_s")
+    __slots__ = ("entered_at", "explored_at")
 
     def __init__(self) -> None:
         self.entered_at: float | None = None
         self.explored_at = -math.inf
-        self.heartbeat_s: float | None = None
-        self.heartbeat_at = -math.inf
 
 
 class Strategy:
@@ -130,12 +129,16 @@ class Strategy:
 
     Args:
         worked: says whether a network worked between two moments.
+
+    Attributes:
+        heartbeats: how long a long connection may be silent on each network.
     """
 
-    __slots__ = ("_hosts", "_networks", "_worked")
+    __slots__ = ("_hosts", "_networks", "_worked", "heartbeats")
 
     def __init__(self, worked: Worked) -> None:
         self._worked = worked
+        self.heartbeats = Heartbeats()
         self._hosts = RecentTable[tuple[str, str], _HostMemory](limits_memory.STRATEGY_HOSTS_MAX, _HostMemory)
         self._networks = RecentTable[str, _NetworkMemory](limits.TIMEOUT_NETWORKS_MAX, _NetworkMemory)
 
@@ -250,7 +253,7 @@ class Strategy:
         self._networks.use(network_id).explored_at = now
         return True
 
-    # -- use and heartbeat --------------------------------------------------------------------------------------------
+    # -- use ----------------------------------------------------------------------------------------------------------
     def most_used(self, network_id: str, now: float, count: int) -> list[tuple[str, int]]:
         """Give the hosts asked most on a network over TLS, with their port, most used first; at most `count`."""
         found = [
@@ -259,23 +262,6 @@ class Strategy:
             if network == network_id and memory.tls_port and now - memory.at < limits_memory.MEMORY_LIFE_S
         ]
         return [(host, port) for _, host, port in sorted(found)[: max(0, count)]]
-
-    def heartbeat_s(self, network_id: str, now: float) -> float | None:
-        """Give the pause between heartbeats that a long connection survives on a network; None where it is not known.
-
-        What is older than `limits_memory.MEMORY_LIFE_S` says nothing any more.
-        """
-        memory = self._networks.find(network_id)
-        if memory is None or now - memory.heartbeat_at >= limits_memory.MEMORY_LIFE_S:
-            return None
-        return memory.heartbeat_s
-
-    def observe_heartbeat(self, network_id: str, seconds: object, now: float) -> None:
-        """Learn such a pause; unsound values are dropped."""
-        sample = sound(seconds, limits.SAMPLE_DURATION_S_MAX)
-        if sample is not None and sample > 0.0:
-            memory = self._networks.use(network_id)
-            memory.heartbeat_s, memory.heartbeat_at = sample, now
 
     # -- between starts -----------------------------------------------------------------------------------------------
     def export(self, network_id: str, now: float, wall_s: float) -> NetworkRecord:
@@ -296,20 +282,16 @@ class Strategy:
             if network == network_id and now - memory.at < limits_memory.MEMORY_LIFE_S
         ]
         hosts.sort(key=lambda each: each.at)
-        heartbeat_s = self.heartbeat_s(network_id, now)
-        beaten = self._networks.find(network_id)
         return NetworkRecord(
             at=max((each.at for each in hosts), default=round(now + wall_s)),
-            heartbeat_ms=None if heartbeat_s is None else round(heartbeat_s * 1000.0),
-            heartbeat_at=0 if heartbeat_s is None or beaten is None else round(beaten.heartbeat_at + wall_s),
+            heartbeat=self.heartbeats.export(network_id, now, wall_s),
             hosts=tuple(hosts[-limits_memory.MEMORY_HOSTS_MAX :]),
         )
 
     def restore(self, network_id: str, kept: NetworkRecord, now: float, wall_s: float) -> None:
         """Take over what was kept, where nothing is known yet and it is not too old."""
-        if kept.heartbeat_ms is not None and self.heartbeat_s(network_id, now) is None:
-            beaten_at = min(now, kept.heartbeat_at - wall_s)
-            self.observe_heartbeat(network_id, kept.heartbeat_ms / 1000.0, beaten_at)
+        if kept.heartbeat is not None:
+            self.heartbeats.restore(network_id, kept.heartbeat, now, wall_s)
         for record in kept.hosts:
             at = min(now, record.at - wall_s)
             if now - at >= limits_memory.MEMORY_LIFE_S or self._hosts.find((network_id, record.host)) is not None:

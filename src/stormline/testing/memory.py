@@ -155,6 +155,9 @@ class MemoryStream:
         """See `Stream`."""
         return bool(self._inbox) or self._ended
 
+    def leave_quiet(self) -> None:
+        """Do nothing: there is no kernel below."""
+
     def tcp_info(self) -> None:
         """Say nothing: there is no kernel below."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from stormline.core import errors, limits, limits_platform
+from stormline.core import errors, limits_heartbeat, limits_platform
 from stormline.core.values import Address, Secret
 from stormline.dispatch.config import DispatchConfig
 from stormline.dispatch.rules import RuleSet
@@ -55,6 +55,9 @@ class SimTcpStream(TcpStream):
     def is_readable(self) -> bool:
         """See `net.stream.Stream`; asks the simulated kernel instead of `poll`."""
         return self._sock is None or self._arrived is not None or bool(cast("Any", self._sock).readable)
+
+    def leave_quiet(self) -> None:
+        """See `net.stream.Stream`; the simulated kernel asks nobody."""
 
     def tcp_info(self) -> TcpInfo | None:
         """See `net.stream.Stream`; asks the simulated kernel instead of the real one."""
@@ -210,7 +213,7 @@ class Gateway:
                 node=self.name,
                 apps={APP: {world.token_key.kid: world.token_key.public_text}},
                 api_upstreams={SHOP: f"http://{ORIGIN.host}:{ORIGIN_PLAIN_PORT}"},
-                heartbeat_s=limits.HEARTBEAT_S,
+                heartbeat_s=limits_heartbeat.HEARTBEAT_ASKED_S,
             ),
             clock=self.clock,
             rng=self._rng,

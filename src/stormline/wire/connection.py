@@ -87,7 +87,7 @@ class Connection:
         self._push_seq = 0
         self._unacked: set[int] = set()
         self._unacked_received: set[int] = set()
-        self._ping: tuple[int, float] | None = None
+        self._ping: tuple[int, float, float] | None = None
         self._ping_nonce = 0
         self._now = now
         self._last_frame = now
@@ -139,12 +139,12 @@ class Connection:
         if self.idle_s is not None and now >= self._last_frame + self.idle_s:
             self._end(Code.HEARTBEAT_TIMEOUT, "nothing heard for too long")
 
-    def _answer_by(self, ping: tuple[int, float]) -> float:
+    def _answer_by(self, ping: tuple[int, float, float]) -> float:
         """When an unanswered ping means a dead link: each frame that still comes proves it alive.
 
         On a slow link a PONG waits behind body bytes for longer than the bound.
         """
-        return max(ping[1], self._last_frame) + limits.HEARTBEAT_ANSWER_S
+        return max(ping[1], self._last_frame) + ping[2]
 
     # -- output --------------------------------------------------------------------------------------------------
 
@@ -538,13 +538,18 @@ class Connection:
             self._send(m.Ack((seq,)))
             self._unacked_received.discard(seq)
 
-    def ping(self, now: float) -> None:
-        """Ask the peer for a sign of life; `PongReceived` or, after the bound, `Closed` follows."""
+    def ping(self, now: float, within_s: float | None = None) -> None:
+        """Ask the peer for a sign of life; `PongReceived` or, after the bound, `Closed` follows.
+
+        Args:
+            now: monotonic seconds.
+            within_s: the bound, `limits.HEARTBEAT_ANSWER_S` unless given. Nothing changes where it was asked already.
+        """
         self._now = now
         if self._ping is None and not self.detached:
             self._send(m.Ping(self._ping_nonce + 1))
             self._ping_nonce += 1
-            self._ping = (self._ping_nonce, now)
+            self._ping = (self._ping_nonce, now, limits.HEARTBEAT_ANSWER_S if within_s is None else within_s)
             self._confirm()
 
     # -- inside --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 import stormline
 from stormline.client.background import BACKGROUND
-from stormline.core import errors, limits, limits_means
+from stormline.core import errors, limits, limits_heartbeat, limits_means
 from stormline.net.recorded import PushedNetwork
 from stormline.policy.activity import CONDUCT, Activity
 from stormline.testing.gateway import answering
@@ -27,20 +27,24 @@ def hedges(transport):
     return transport._inner._runtime.conduct.hedges
 
 
+def network_of(client):
+    return line_of(client).beating.network()
+
+
 def beat(client):
     return line_of(client)._link.machine.heartbeat_s
 
 
 class TestHeartbeat:
-    async def test_background_asks_for_signs_of_life_more_rarely(self, world):
+    async def test_background_asks_for_signs_of_life_as_rarely_as_was_proven(self, world):
         here = await world(answering())
         async with here.client() as client, client.channel() as channel:
             await channel.wait_connected()
-            assert beat(client) == limits.HEARTBEAT_S
+            heartbeats = line_of(client).beating.heartbeats()
+            assert beat(client) == limits_heartbeat.HEARTBEAT_START_S
+            heartbeats.observe(network_of(client), 200.0, 0.0, alive=True)
             channel.set_activity("background")
-            assert beat(client) == CONDUCT[Activity.BACKGROUND].heartbeat_s
-            channel.set_activity(Activity.INACTIVE)
-            assert beat(client) == CONDUCT[Activity.INACTIVE].heartbeat_s
+            assert beat(client) == 200.0 * limits_heartbeat.HEARTBEAT_STEP
             client.set_activity("foreground")
             assert beat(client) == limits.HEARTBEAT_S
 
@@ -48,9 +52,10 @@ class TestHeartbeat:
         here = await world(answering())
         async with here.client() as client:
             client.set_activity("background")
+            line_of(client).beating.heartbeats().observe(network_of(client), 80.0, 0.0, alive=True)
             async with client.channel() as channel:
                 await channel.wait_connected()
-                assert beat(client) == CONDUCT[Activity.BACKGROUND].heartbeat_s
+                assert beat(client) == 100.0
 
     async def test_return_to_the_foreground_asks_a_long_silent_link_at_once(self, world, monkeypatch):
         monkeypatch.setitem(CONDUCT, Activity.FOREGROUND, _with(CONDUCT[Activity.FOREGROUND], heartbeat_s=0.05))
