@@ -130,6 +130,7 @@ def limits_page() -> str:
     from stormline.core import (
         limits,
         limits_carriers,
+        limits_codegen,
         limits_diagnosis,
         limits_heartbeat,
         limits_lab,
@@ -144,7 +145,7 @@ def limits_page() -> str:
 
     about = inspect.cleandoc(limits.__doc__ or "")
     modules = (limits, limits_names, limits_network, limits_diagnosis, limits_level, limits_means, limits_memory)
-    more = (limits_carriers, limits_heartbeat, limits_netlog, limits_platform, limits_lab)
+    more = (limits_carriers, limits_heartbeat, limits_netlog, limits_platform, limits_codegen, limits_lab)
     bounds = (line for each in (*modules, *more) for line in _bounds(each))
     return _page("Limits", "src/stormline/core/limits.py", about, *bounds)
 

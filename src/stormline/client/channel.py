@@ -208,7 +208,7 @@ class Channel:
                 raise
             except errors.TransportError as error:
                 if isinstance(error.__cause__, errors.RefusedError) and self._longline.stopped:
-                    raise error.__cause__ from error
+                    raise error.__cause__ from None  # it is that error's cause: a circle would never end
                 if error.maybe_delivered:
                     delivered = error
                 again = may_resend("POST", maybe_delivered=error.maybe_delivered, has_key=bool(headers))

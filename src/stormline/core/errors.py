@@ -3,6 +3,7 @@
     StormlineError
     ├── ConfigError                 a setting, file or argument is wrong; names what and where
     │   ├── BundleError             the client bundle cannot be used
+    │   ├── DocumentError           an OpenAPI document cannot be made into a client (`pointer`)
     │   └── RulesRejected           a scheduling centre may not serve these rules (`reason`)
     ├── TransportError              a request failed on its way; carries `phase` and `maybe_delivered`
     │   ├── QueueFull               too many requests wait for a connection already
@@ -18,6 +19,8 @@
     │   ├── ChannelLost             the long connection went away under the call
     │   ├── GatewayError            the gateway answered that it cannot get the answer (`code`, `retry_after_s`)
     │   └── DeadlineExceeded        time ran out: of the call, or of one phase
+    ├── ApiError                    an HTTP API answered a generated client: no (`status`, `error`)
+    │   └── UnexpectedAnswer        it answered what its document does not know
     ├── CallError                   the other side answered: no (`code`, `retry_after_s`)
     ├── ProtocolError               the rules of the wire were broken
     │   ├── LocalProtocolError      by us: a bug, or a call in the wrong state
@@ -60,6 +63,18 @@ class ConfigError(StormlineError):
 
 class BundleError(ConfigError):
     """The client bundle is missing, unreadable or not a bundle."""
+
+
+class DocumentError(ConfigError):
+    """An OpenAPI document is malformed, too large, or refers to what is not in it.
+
+    Attributes:
+        pointer: where, as a JSON pointer (RFC 6901) in its fragment form, `#/paths/...`.
+    """
+
+    def __init__(self, pointer: str, detail: str) -> None:
+        super().__init__(f"{pointer}: {detail}")
+        self.pointer = pointer
 
 
 class RulesRejected(ConfigError):
@@ -157,6 +172,30 @@ class GatewayError(TransportError):
 
 class DeadlineExceeded(TransportError):
     """Time ran out: of the whole call, or of the phase named by `phase`."""
+
+
+class ApiError(StormlineError):
+    """An HTTP API answered a generated client with a status that stands for an error.
+
+    Attributes:
+        status: the HTTP status.
+        error: the decoded body where the document says what it is, else None.
+        body: the body as it came.
+        headers: the answer's fields by lower-case name; of repeated ones the values with commas between.
+    """
+
+    def __init__(
+        self, message: str, *, status: int, error: Any = None, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error
+        self.body = body
+        self.headers = headers or {}
+
+
+class UnexpectedAnswer(ApiError):
+    """An HTTP API answered with a status, content type or body that its document does not know."""
 
 
 class CallError(StormlineError):

@@ -9,6 +9,7 @@
 | `GET /image/{n}`    | a picture of noise, 1 to 400 KB by `n`, the same bytes always; `ETag`, `If-None-Match`   |
 | `GET /slow?s=1.5`   | an answer after that many seconds                                                       |
 | `/status/{code}`    | an answer with that status, 200 to 599                                                  |
+| `GET /openapi.json` | all this as an OpenAPI document                                                         |
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import functools
 import hashlib
 import struct
 import zlib
+from importlib import resources
 from typing import Any, Final
 
 import msgspec
@@ -103,6 +105,7 @@ def application(book: OrderBook) -> Starlette:
             Route("/orders", orders, methods=["GET", "POST"]),
             Route("/orders/{id:int}", one_order),
             Route("/image/{n:int}", _image),
+            Route("/openapi.json", _openapi),
             Route("/slow", _slow),
             Route("/status/{code:int}", _status, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
         ],
@@ -144,6 +147,16 @@ async def _image(request: Request) -> Response:
     if tag in asked or "*" in asked:
         return Response(status_code=304, headers=headers)
     return Response(body, media_type="image/png", headers=headers)
+
+
+async def _openapi(request: Request) -> Response:
+    return Response(openapi(), media_type="application/json")
+
+
+@functools.cache
+def openapi() -> bytes:
+    """Give the shop's OpenAPI document."""
+    return (resources.files("stormline.demo") / "openapi.json").read_bytes()
 
 
 async def _slow(request: Request) -> Response:
