@@ -1,0 +1,55 @@
+// When a lost or refused connection is tried again: exponential back-off with jitter, so that no herd comes back at once.
+
+import { RECONNECT_FIRST_S, RECONNECT_MAX_S, RECONNECT_STABLE_S, RETRY_AFTER_MAX_S } from "./limits.js";
+
+/** Times are milliseconds; `chance` is a draw from [0, 1). */
+export class Reconnect {
+  stopped = false;
+  #failures = 0;
+  #notBefore = 0;
+  #standsSince = null;
+
+  /** How long to wait before the next try. */
+  pause(now) {
+    return Math.max(0, this.#notBefore - now);
+  }
+
+  welcomed(now) {
+    this.#standsSince = now;
+    this.#notBefore = 0;
+  }
+
+  /** A session that stood was lost; one that stood for a moment only counts as a failed try. */
+  lost(now, chance) {
+    if (this.#stable(now)) this.#notBefore = now + RECONNECT_FIRST_S * 1000 * chance;
+    else this.failed(now, chance);
+  }
+
+  /** The server asked us to come back within `spreadMs`. */
+  leaving(now, chance, spreadMs) {
+    if (!this.#stable(now)) this.failed(now, chance);
+    this.#notBefore = Math.max(this.#notBefore, now + Math.min(spreadMs, RECONNECT_MAX_S * 1000) * chance);
+  }
+
+  failed(now, chance, retryAfterMs = 0) {
+    const span = Math.min(RECONNECT_MAX_S, RECONNECT_FIRST_S * 2 ** Math.min(this.#failures, 16)) * 1000;
+    const asked = Math.min(retryAfterMs ?? 0, RETRY_AFTER_MAX_S * 1000);
+    this.#failures++;
+    this.#standsSince = null;
+    this.#notBefore = now + Math.max(span * (0.5 + 0.5 * chance), asked * (1 + 0.25 * chance));
+  }
+
+  /** Something changed (token, network): try at once. */
+  reset() {
+    this.#failures = 0;
+    this.#notBefore = 0;
+    this.stopped = false;
+  }
+
+  #stable(now) {
+    const stable = this.#standsSince !== null && now - this.#standsSince >= RECONNECT_STABLE_S * 1000;
+    this.#standsSince = null;
+    if (stable) this.#failures = 0;
+    return stable;
+  }
+}
