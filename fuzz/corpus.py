@@ -280,8 +280,8 @@ def network_files() -> list[bytes]:
         rtt=(4, 5),
         up=snapshot.RateRecord(1000.5, NOW),
         down=snapshot.RateRecord(8e6, NOW - 1),
-        heartbeat_ms=240_000,
-        heartbeat_at=NOW - 60,
+        heartbeat=snapshot.HeartbeatRecord(NOW - 60, 240_000, 300_000, 2, NOW - 900, True, 0),
+        carriers=(snapshot.CarrierRecord("sl-tls", NOW + 60, 120),),
         hosts=(host._replace(host="b.example", at=NOW - 100), host),
     )
     return [memory.encode(snapshot.NetworkRecord(at=NOW)), memory.encode(whole)]

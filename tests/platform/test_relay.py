@@ -81,11 +81,11 @@ async def test_a_rotated_key_is_in_the_plans_and_old_rules_cannot_bring_the_old_
             assert (await client.get(URL)).extensions["stormline"].record.attempts[-1].means == "relay"
 
             file = platform.state / "old.json"
-            file.write_text(json.dumps(before | {"dns_ttl_s": 61}))
+            file.write_text(json.dumps(before | {"disabled": ["h3"]}))
             done = platform.command("dispatch", "set", str(file), "--over", "--force")
             assert done.returncode == 0, done.stderr
             after = _rules(platform)
-            assert (after["dns_ttl_s"], _key_ids(after)) == (61, [2, 1])
+            assert (after["disabled"], _key_ids(after)) == (["h3"], [2, 1])
             done = platform.command("dispatch", "rollback", str(before["version"]))
             assert done.returncode == 0, done.stderr
             _key_ids_become(platform, [2, 1])
