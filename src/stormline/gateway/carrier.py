@@ -6,6 +6,7 @@ not read costs: senders pause, then reading pauses, then the session is dropped 
 
 import asyncio
 import logging
+import math
 import socket
 from typing import cast
 
@@ -41,7 +42,6 @@ class Carrier(asyncio.Protocol):
         "_loop",
         "_over",
         "_paused_at",
-        "_timer",
         "_timer_at",
         "_transport",
         "peer",
@@ -56,8 +56,7 @@ class Carrier(asyncio.Protocol):
         self._greeting: Connection | None = None
         self._over = False
         self._paused_at: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer_at = math.inf
         self.session: Session | None = None
         self.peer = ""
 
@@ -335,22 +334,22 @@ class Carrier(asyncio.Protocol):
     # -- inside: time and end ------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """Have one timer that fires no later than the next thing due. One that fires early finds out and sleeps on."""
+        """Have an entry in the wheel no later than the next thing due. One that is early finds out and sleeps on."""
         due = self.machine.next_timer()
         if self.session is not None and (due is None or self.session.expires_at < due):
             due = self.session.expires_at
         if self._paused_at is not None:
             stall = self._paused_at + limits_platform.STALL_TIMEOUT_S
             due = stall if due is None else min(due, stall)
-        if due is None or (self._timer is not None and self._timer_at <= due):
+        if due is None or self._timer_at <= due:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        self._hub.wheel.cancel(self, self._timer_at)
+        self._hub.wheel.add(self, due)
         self._timer_at = due
-        self._timer = self._loop.call_at(due, self._on_timer)
 
-    def _on_timer(self) -> None:
-        self._timer = None
+    def on_timer(self) -> None:
+        """See `gateway.wheel.Due`."""
+        self._timer_at = math.inf
         now = self._loop.time()
         if self._paused_at is not None and now >= self._paused_at + limits_platform.STALL_TIMEOUT_S:
             self.close(Code.OVERLOADED, "the client reads nothing")
@@ -378,9 +377,8 @@ class Carrier(asyncio.Protocol):
         if self._over:
             return None
         self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._hub.wheel.cancel(self, self._timer_at)
+        self._timer_at = math.inf
         session, self.session = self.session, None
         if session is None:
             _log.info("connection of %s ended before it was a session: %s", self.peer, why)

@@ -28,6 +28,7 @@ from stormline.gateway.notices import Due
 from stormline.gateway.registry import Registry
 from stormline.gateway.resume import ResumeTokens, Waiting
 from stormline.gateway.router import Router
+from stormline.gateway.wheel import Wheel
 from stormline.wire import events as e
 from stormline.wire import handover
 from stormline.wire import messages as m
@@ -59,6 +60,7 @@ class Hub:
         changes_due: says what a session of an app has yet to be told of changed plans (`gateway.notices`).
         resume_tokens: makes and checks resume tokens.
         waiting: the sessions that have no connection.
+        wheel: the timers of all connections.
         room: what all sessions keep for their clients.
         quotas: what each app may take of this node.
         calls: calls in progress, by app.
@@ -83,6 +85,7 @@ class Hub:
     resume_window_s: float = limits.RESUME_WINDOW_S
     resume_tokens: ResumeTokens = field(init=False)
     waiting: Waiting = field(init=False)
+    wheel: Wheel = field(init=False)
     room: Room = field(default_factory=lambda: Room(limits_platform.KEPT_NODE_BYTES_MAX))
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
@@ -95,6 +98,7 @@ class Hub:
     def __post_init__(self) -> None:
         self.resume_tokens = ResumeTokens(self.node, self.rng)
         self.waiting = Waiting(self.resume_window_s)
+        self.wheel = Wheel(asyncio.get_running_loop())
 
     def quota(self, app: str) -> Quota:
         """Give what an app may take."""

@@ -47,7 +47,9 @@ class Wheel:
             self._wait(tick)
 
     def cancel(self, entry: Due, due: float) -> None:
-        """Take an entry back that was added with this `due`; harmless where it is gone."""
+        """Take an entry back that was added with this `due`; harmless where it is gone, or was none (infinity)."""
+        if math.isinf(due):
+            return
         tick = _tick(due)
         entries = self._ticks.get(tick)
         if entries is not None:
