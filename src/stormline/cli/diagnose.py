@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stormline.cli import output
+from stormline.cli.client import BundleOption
 from stormline.core import errors
 
 if TYPE_CHECKING:
@@ -27,12 +28,7 @@ def add_to(app: typer.Typer) -> None:
 
 def diagnose(
     url: Annotated[str, typer.Argument(metavar="[URL]", help="http or https; none: the network alone.")] = "",
-    bundle: Annotated[
-        Path | None,
-        typer.Option(
-            "--bundle", metavar="FILE", help="Client bundle; else STORMLINE_BUNDLE, else none.", show_default=False
-        ),
-    ] = None,
+    bundle: BundleOption = None,
     ca: Annotated[
         Path | None, typer.Option("--ca", metavar="FILE", help="Trust these CA certificates too.", show_default=False)
     ] = None,
@@ -51,14 +47,17 @@ def diagnose(
     ] = "",
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Ask the routers on the way.")] = True,
     nat: Annotated[bool, typer.Option("--nat", help="Find out how long the network keeps a way back open.")] = False,
+    state: output.StateOption = None,
     json: output.JsonFlag = False,
 ) -> None:
     """Find out what is wrong with the network or the way to a URL; exit code 0 where nothing is, else 1."""
     wished = {"trace": trace, "nat": nat, "plain_url": plain_url, "plain_sha256": plain_sha256}
-    if bundle is not None:
-        from stormline.settings import discovery
+    from stormline.settings import discovery
 
-    platform = None if bundle is None else discovery.read_bundle(bundle.expanduser())
+    discovered = None if bundle is not None else discovery.find_bundle(output.environ(), state=state)
+    platform = discovered.bundle if discovered is not None else None
+    if bundle is not None:
+        platform = discovery.read_bundle(bundle.expanduser())
     found = asyncio.run(_diagnose(url or None, platform, _trust(ca), [_server(each) for each in doh or ()], captive_url,
                                   wished))  # fmt: skip
     if json:
