@@ -8,8 +8,10 @@
 
 import argparse
 import ast
+import importlib
 import inspect
 import itertools
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -126,27 +128,14 @@ def _bounds(module: ModuleType) -> list[str]:
 
 
 def limits_page() -> str:
-    """Give every bound there is: those of the product, then those of laboratory and simulator."""
-    from stormline.core import (
-        limits,
-        limits_carriers,
-        limits_codegen,
-        limits_diagnosis,
-        limits_heartbeat,
-        limits_lab,
-        limits_level,
-        limits_means,
-        limits_memory,
-        limits_names,
-        limits_netlog,
-        limits_network,
-        limits_platform,
-    )
+    """Give every bound there is: those that all share, then those of each subject."""
+    from stormline import core
+    from stormline.core import limits
 
     about = inspect.cleandoc(limits.__doc__ or "")
-    modules = (limits, limits_names, limits_network, limits_diagnosis, limits_level, limits_means, limits_memory)
-    more = (limits_carriers, limits_heartbeat, limits_netlog, limits_platform, limits_codegen, limits_lab)
-    bounds = (line for each in (*modules, *more) for line in _bounds(each))
+    found = sorted(each.name for each in pkgutil.iter_modules(core.__path__) if each.name.startswith("limits"))
+    modules = (importlib.import_module(f"stormline.core.{name}") for name in found)
+    bounds = (line for each in modules for line in _bounds(each))
     return _page("Limits", "src/stormline/core/limits.py", about, *bounds)
 
 

@@ -8,13 +8,14 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from stormline.client.link import Link, LinkCall
 from stormline.client.longline import LongLine
 from stormline.client.runtime import Runtime
 from stormline.client.trace import CallTrace
-from stormline.core import errors, ids, limits, limits_platform
+from stormline.core import errors, ids, limits, limits_outbox, limits_platform
 from stormline.core.codes import Code
 from stormline.core.phase import Phase
 from stormline.policy.activity import Activity
@@ -22,6 +23,9 @@ from stormline.policy.means import Means, Step
 from stormline.policy.resend import may_resend
 from stormline.wire import events as e
 from stormline.wire import messages
+
+if TYPE_CHECKING:
+    from stormline.client.outbox import Outbox, Told, Waiting
 
 _log = logging.getLogger("stormline.client")
 Handler = Callable[[Any], Any | Awaitable[Any]]
@@ -98,6 +102,8 @@ class Channel:
         self._serving: dict[tuple[int, int], _DeviceCall] = {}
         self._open = False
         self._link: Link | None = None
+        self._outbox: Outbox | None = None
+        self._told: list[Told] = []
         self.session: messages.Welcome | None = None
 
     async def __aenter__(self) -> Self:
@@ -110,11 +116,17 @@ class Channel:
         link = self._longline.link
         if link is not None and link.welcome is not None:
             self.line_welcomed(link, link.welcome)
+        path = self._outbox_path()
+        if path is not None and path.exists():
+            self._open_outbox()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Close it; calls in flight go on, pushes not yet acknowledged stay so."""
         self._open = False
+        if self._outbox is not None:
+            await self._outbox.close()
+            self._outbox = None
         self._longline.listener = None
         self.session = self._link = None
         await self._longline.unkeep()
@@ -173,15 +185,16 @@ class Channel:
             deadline_s = self._runtime.config.deadline_s or limits.CALL_DEADLINE_S
         if not 0 < deadline_s <= limits.CALL_DEADLINE_MAX_S:
             raise errors.ConfigError(f"deadline_s={deadline_s!r}: at most {limits.CALL_DEADLINE_MAX_S:.0f}, above 0")
-        body = json.dumps(params, separators=(",", ":"), allow_nan=False).encode()
-        if len(body) > limits.CALL_BODY_BYTES_MAX:
-            raise errors.LocalProtocolError(f"call of {len(body)} bytes, at most {limits.CALL_BODY_BYTES_MAX}")
+        return await self.deliver(method, _dump(params), idempotency_key, deadline_s)
+
+    async def deliver(self, method: str, body: bytes, key: str, deadline_s: float, user: str | None = None) -> Any:
+        """Make a call whose parameters are JSON already; see `call`. With a user: once, over that user's session."""
         trace = self._runtime.trace(method="CALL", host=method.partition(".")[0], path=method)
         plan = self._runtime.scheduling.plan if self._runtime.scheduling is not None else None
         trace.record.plan_version = plan.version if plan is not None else 0
-        headers: messages.Headers = (("idempotency-key", idempotency_key),) if idempotency_key else ()
+        headers: messages.Headers = (("idempotency-key", key),) if key else ()
         try:
-            answer = await self._call(method, body, headers, deadline_s, trace)
+            answer = await self._call(method, body, headers, deadline_s, trace, user)
             trace.enter(Phase.PARSE)
             result = _parse(method, answer)
         except BaseException as error:
@@ -192,7 +205,13 @@ class Channel:
         return result
 
     async def _call(
-        self, method: str, body: bytes, headers: messages.Headers, deadline_s: float, trace: CallTrace
+        self,
+        method: str,
+        body: bytes,
+        headers: messages.Headers,
+        deadline_s: float,
+        trace: CallTrace,
+        user: str | None,
     ) -> bytes:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + deadline_s
@@ -202,7 +221,7 @@ class Channel:
             trace.attempt(Step(Means.LONG))
             tries += 1
             try:
-                return await self._call_once(method, body, headers, ends_at, trace)
+                return await self._call_once(method, body, headers, ends_at, trace, user)
             except errors.CallError as error:
                 error.maybe_delivered = error.maybe_delivered or delivered is not None
                 raise
@@ -212,16 +231,30 @@ class Channel:
                 if error.maybe_delivered:
                     delivered = error
                 again = may_resend("POST", maybe_delivered=error.maybe_delivered, has_key=bool(headers))
+                again = again and user is None
                 if not again or tries >= limits.CALL_TRIES_MAX or loop.time() + self._longline.pause_s() >= ends_at:
                     raise delivered or error from None
                 trace.attempt_failed(error)
 
     async def _call_once(
-        self, method: str, body: bytes, headers: messages.Headers, ends_at: float, trace: CallTrace
+        self,
+        method: str,
+        body: bytes,
+        headers: messages.Headers,
+        ends_at: float,
+        trace: CallTrace,
+        user: str | None,
     ) -> bytes:
         small = len(body) <= limits.CHUNK_BYTES_MAX
         call, _ = await self._longline.call(
-            trace, "rpc", method, ends_at=ends_at, headers=headers, body=body if small else b"", more=not small
+            trace,
+            "rpc",
+            method,
+            ends_at=ends_at,
+            headers=headers,
+            body=body if small else b"",
+            more=not small,
+            user=user,
         )
         try:
             async with asyncio.timeout_at(ends_at) as timeout:
@@ -242,6 +275,87 @@ class Channel:
             ) from error
         finally:
             call.cancel()
+
+    # -- calls that are left -----------------------------------------------------------------------------------------
+
+    async def enqueue(
+        self,
+        method: str,
+        params: Any = None,
+        *,
+        id: str = "",
+        lane: str = "",
+        life_s: float = limits_outbox.OUTBOX_LIFE_S,
+    ) -> str:
+        """Leave a call that is made when there is a way, however long that takes; give its id.
+
+        On return it lies on disk, where the client has a `Config.store`, and is made by the next channel that is opened
+        with the same store even if this process is killed now; without a store it lies in memory. It is repeated under
+        its id as idempotency key until the service answers. It belongs to the user who is logged in now, and waits
+        while another one is. Cancelled, the call may or may not be kept: leave it again under the same id.
+
+        Args:
+            method: dotted name, `orders.create`.
+            params: anything JSON can carry.
+            id: the app's own, printable ASCII, drawn here where it gives none. One that waits here already is not left
+                twice.
+            lane: calls of one lane are made one after the other, in order; lanes do not wait for each other.
+            life_s: seconds after which it is worth nothing any more.
+
+        Raises:
+            ConfigError: a name, the id or the life is not what it should be.
+            TypeError: `params` cannot be put into JSON; ValueError where they hold a NaN or a circle.
+            OutboxFull: too much waits already; nothing was kept.
+            OutboxError: it could not be kept; the disk is full, say.
+        """
+        ids.check_method(method)
+        if not self._open:
+            raise errors.LocalProtocolError("the channel is closed")
+        user = self.user
+        if user is None:
+            user = self._runtime.scheduling.user if self._runtime.scheduling is not None else ""
+        return await self._open_outbox().put(method, _dump(params), user=user, id_=id, lane=lane, life_s=life_s)
+
+    async def queued(self) -> "list[Waiting]":
+        """Give the calls that were left and have not ended.
+
+        Raises:
+            OutboxError: they cannot be read.
+        """
+        return await self._open_outbox().waiting()
+
+    async def withdraw(self, id: str) -> bool:
+        """Take back a call that was left; False where it is under way, has ended, or was never left."""
+        return await self._open_outbox().withdraw(id)
+
+    def on_outcome(self, told: "Told") -> None:
+        """Have `told` called, and awaited where it is async, with how each call that was left has ended.
+
+        Say it before the channel is opened: calls of an earlier process may end at once. Each outcome is told at least
+        once, and again after a crash in between.
+        """
+        self._told.append(told)
+
+    def _outbox_path(self) -> Path | None:
+        store, bundle = self._runtime.config.store, self._runtime.config.bundle
+        return None if store is None or bundle is None else store / f"{bundle.app}.outbox"
+
+    def _open_outbox(self) -> "Outbox":
+        if self._outbox is None:
+            from stormline.client.outbox import Outbox  # only who leaves calls pays for SQLite
+
+            if not self._open:
+                raise errors.LocalProtocolError("the channel is closed")
+            runtime = self._runtime
+            self._outbox = Outbox(
+                self._outbox_path(), self, self._told, runtime.clock, runtime.rng, alone=runtime.owns_store
+            )
+        return self._outbox
+
+    @property
+    def user(self) -> str | None:
+        """The user of the session that stands, empty where nobody is logged in; None where no session stands."""
+        return None if self.session is None else self.session.user
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 
@@ -277,6 +391,8 @@ class Channel:
         self._link = link
         self.session = welcome
         self._welcomed.set()
+        if self._outbox is not None:
+            self._outbox.welcomed()
 
     def line_push(self, link: Link, push: e.PushReceived) -> None:
         """See `LineListener`: a message seen before is not shown again, and confirmed again if it was."""
@@ -387,6 +503,13 @@ def _fail(link: Link, call_id: int, code: Code, reason: str) -> None:
         with contextlib.suppress(errors.LocalProtocolError):
             link.machine.send_fail(call_id, code, reason)
         link.flush()
+
+
+def _dump(params: Any) -> bytes:
+    body = json.dumps(params, separators=(",", ":"), allow_nan=False).encode()
+    if len(body) > limits.CALL_BODY_BYTES_MAX:
+        raise errors.LocalProtocolError(f"call of {len(body)} bytes, at most {limits.CALL_BODY_BYTES_MAX}")
+    return body
 
 
 def _parse(method: str, answer: bytes) -> Any:

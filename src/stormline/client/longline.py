@@ -147,6 +147,7 @@ class LongLine:
     async def call(
         self, trace: CallTrace, gate: str, method: str, *, ends_at: float, target: str = "",
         headers: messages.Headers = (), body: bytes = b"", more: bool = False, impatient: bool = False,
+        user: str | None = None,
     ) -> tuple[LinkCall, bool]:  # fmt: skip
         """Open a call, on a link that stands or a new one; give it and whether its link stood before.
 
@@ -155,6 +156,7 @@ class LongLine:
             ends_at: the call's deadline in the loop's time; bounds this wait too.
             impatient: it ends where the connection is lost and no gateway can be reached at once; else it waits for
                 the session to go on, as long as that may.
+            user: whose session it must be, empty for nobody's; None for any.
 
         Raises:
             DeadlineExceeded: no link in time.
@@ -170,6 +172,8 @@ class LongLine:
             raise errors.DeadlineExceeded(
                 "no long connection in time", phase=Phase.CONNECT, maybe_delivered=False
             ) from error
+        if user is not None and (link.welcome is None or link.welcome.user != user):
+            raise errors.ConnectError("the session is not that user's", phase=Phase.CONNECT, maybe_delivered=False)
         trace.connected(link.peer, carrier_of(link.stream), reused=stood)
         trace.enter(Phase.SEND)
         try:

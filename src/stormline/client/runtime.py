@@ -615,6 +615,11 @@ class Runtime:
             self._joining.written(request)
 
     @property
+    def owns_store(self) -> bool:
+        """True where this process is the device: it has the lock of `Config.store`."""
+        return self._store is not None and self._store.owned
+
+    @property
     def home(self) -> "Home | None":
         """Where the user belongs; see `Scheduling.home`."""
         return None if self.scheduling is None else self.scheduling.home

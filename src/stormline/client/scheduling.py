@@ -114,6 +114,11 @@ class Scheduling:
         self._residence.belong_to(tokens.user_of(token) if token else "")
 
     @property
+    def user(self) -> str:
+        """The user whom the device token names, empty where nobody is logged in or there is no token yet."""
+        return tokens.user_of(self._token)
+
+    @property
     def home(self) -> Home | None:
         """Where the user belongs whom the token names; None where nobody is logged in or dispatch has not said it."""
         return self._residence.home

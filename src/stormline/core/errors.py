@@ -39,6 +39,8 @@
     │   ├── NoResponders            nobody listens on the subject
     │   ├── EngineTimeout           it took the message, and no answer came in time
     │   └── Conflict                a key is not at the revision the writer believed
+    ├── OutboxError                 a call cannot be left in the outbox: its file cannot be used
+    │   └── OutboxFull              it holds too many
     ├── StoreError                  the analytics store cannot do it now
     │   └── StoreBusy               its queue is full; `retry_after_s`
     └── PlatformError               a part of the platform did not start or died
@@ -336,6 +338,14 @@ class EngineTimeout(EngineError):
 
 class Conflict(EngineError):
     """A key is not at the revision the writer believed, or exists already; nothing was written."""
+
+
+class OutboxError(StormlineError):
+    """A call could not be left in the outbox, or what is in there not be read: its file cannot be used."""
+
+
+class OutboxFull(OutboxError):
+    """The outbox has no room for another call; it was not taken."""
 
 
 class StoreError(StormlineError):
