@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from stormline.client.transport import AsyncTransport, Transport
     from stormline.outbound.doh_server import DohServer
     from stormline.policy.presets import Preset
+    from stormline.service.rpc import Service, ServiceCall
     from stormline.wire.httpsig import VerifyKey
 
 __all__ = [
     "AsyncClient", "AsyncTransport", "BusinessRule", "Channel", "ClearHttp", "Client", "Config", "DohServer",
-    "MaskUrls", "NetworkLogHandler", "Preset", "Transport", "VerifyKey", "errors", "mark_parsed",
+    "MaskUrls", "NetworkLogHandler", "Preset", "Service", "ServiceCall", "Transport", "VerifyKey", "errors",
+    "mark_parsed",
 ]  # fmt: skip
 
 _HOMES = {
@@ -39,6 +41,8 @@ _HOMES = {
     "MaskUrls": "stormline.client.masking",
     "NetworkLogHandler": "stormline.client.netlog",
     "Preset": "stormline.policy.presets",
+    "Service": "stormline.service.rpc",
+    "ServiceCall": "stormline.service.rpc",
     "Transport": "stormline.client.transport",
     "VerifyKey": "stormline.wire.httpsig",
     "mark_parsed": "stormline.client.api",

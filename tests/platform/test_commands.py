@@ -51,6 +51,18 @@ class TestToken:
         assert "128 bytes" in answer.stderr
 
 
+class TestServices:
+    def test_services_lists_the_shop_s(self, platform: RunningPlatform) -> None:
+        (orders,) = json.loads(platform.command("services", "--json").stdout)
+        assert (orders["name"], orders["version"]) == ("orders", "1.0.0")
+        assert sorted(orders["methods"]) == ["orders.create", "orders.get"]
+
+    def test_services_for_people_is_a_table(self, platform: RunningPlatform) -> None:
+        answer = platform.command("services")
+        assert (answer.returncode, answer.stderr) == (0, "")
+        assert "orders.create orders.get" in answer.stdout
+
+
 class TestBundle:
     def test_export_gives_the_bundle_of_the_running_platform(self, platform: RunningPlatform) -> None:
         answer = platform.command("bundle", "export")

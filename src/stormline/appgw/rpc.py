@@ -1,6 +1,7 @@
 """The RPC gate: a device's call becomes one engine request to the service that listens on `rpc.<method>`."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Final, Protocol
@@ -27,13 +28,18 @@ class Requester(Protocol):
         """See `engine.port.Engine.request`."""
         ...
 
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """See `engine.port.Engine.publish`."""
+        ...
+
 
 class RpcGate:
     """Gate `rpc`. The method names the subject, the body is the argument, the answer's body the result, status 0.
 
     The service gets `Stormline-App`, `Stormline-Device`, `Stormline-User` (`appgw.identity`), `Stormline-Deadline-Ms`
-    (milliseconds the caller still waits) and, where the caller gave one, `Idempotency-Key`. A service says no in the
-    manner of NATS services: `Nats-Service-Error-Code` and `Nats-Service-Error`.
+    (milliseconds the caller still waits), `Stormline-Call` and, where the caller gave one, `Idempotency-Key`. Where the
+    caller goes away first, the id of `Stormline-Call` is sent to `rpc.CANCEL.<method>`. A service says no in the manner
+    of NATS services: `Nats-Service-Error-Code` and `Nats-Service-Error`.
 
     | what happens                                  | code             | maybe delivered              |
     |-----------------------------------------------|------------------|------------------------------|
@@ -50,6 +56,7 @@ class RpcGate:
     def __init__(self, engine: Requester) -> None:
         self._engine = engine
         self._gathered = 0
+        self._serial = 0
 
     async def handle(self, exchange: Exchange) -> None:
         """See `appgw.port.Gate.handle`."""
@@ -58,6 +65,8 @@ class RpcGate:
         except errors.ConfigError as error:
             raise CallError(Code.CALL_BAD_REQUEST, str(error)) from error
         headers = dict(identity.headers(exchange.identity))
+        self._serial += 1
+        headers["Stormline-Call"] = f"{exchange.identity.session}.{self._serial}"
         key = _idempotency_key(exchange)
         if key:
             headers["Idempotency-Key"] = key
@@ -105,6 +114,10 @@ class RpcGate:
         headers["Stormline-Deadline-Ms"] = str(round(timeout_s * 1000))
         try:
             return await self._engine.request(f"rpc.{method}", body, headers, timeout_s=timeout_s)
+        except asyncio.CancelledError:
+            with contextlib.suppress(errors.EngineError):  # the service goes on then, and nobody hears its answer
+                await self._engine.publish(f"rpc.CANCEL.{method}", headers["Stormline-Call"].encode())
+            raise
         except errors.NoResponders as error:
             raise CallError(Code.CALL_NOT_FOUND, f"no service answers {method}") from error
         except errors.EngineTimeout as error:

@@ -24,6 +24,7 @@ from stormline.cli import (
     output,
     platform,
     relay,
+    services,
     sim,
 )
 from stormline.core import errors
@@ -65,6 +66,7 @@ platform.add_to(app)
 bundle.add_to(app)
 dispatch.add_to(app)
 relay.add_to(app)
+services.add_to(app)
 apm.add_to(app)
 codegen.add_to(app)
 bench.add_to(app)

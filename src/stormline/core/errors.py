@@ -30,6 +30,7 @@
     │   ├── UnknownKeyError         it names a key we do not have
     │   ├── ExpiredError            it was good once
     │   └── NotYetValidError        it will be good later: one of the two clocks is wrong
+    ├── ServiceError                a business service's own no (`status`, `reason`)
     ├── RequestRefused              one of our own HTTP services says no; `code` is the word sent to the caller
     ├── DispatchError               the scheduling centre gave no usable answer
     │   ├── DispatchUnreachable     none of its addresses answered
@@ -271,6 +272,21 @@ class ExpiredError(SignatureError):
 
 class NotYetValidError(SignatureError):
     """A signed text is genuine and from the future: the signer's clock or ours is wrong."""
+
+
+class ServiceError(StormlineError):
+    """A handler of a business service says no; its caller gets a `CallError` with both.
+
+    Attributes:
+        status: a number as in HTTP. Below 500 says that nothing was done, so the call may be made again; 503 that it
+            should be, later.
+        reason: for people.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"{status} {reason}".rstrip())
+        self.status = status
+        self.reason = reason
 
 
 class RequestRefused(StormlineError):

@@ -19,6 +19,7 @@ import struct
 import zlib
 from importlib import resources
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 from starlette.applications import Starlette
@@ -87,7 +88,7 @@ def application(book: OrderBook) -> Starlette:
         order, made = take_order(
             book,
             await _body(request),
-            user=request.headers.get("stormline-user", ""),
+            user=unquote(request.headers.get("stormline-user", "")),
             via="http",
             key=request.headers.get("idempotency-key", ""),
         )

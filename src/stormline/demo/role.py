@@ -24,7 +24,6 @@ async def _shop(context: role.Context) -> None:
     )
     await shop.run(
         config,
-        rng=context.rng,
         started=lambda address: context.started({"shop": address}),
         stop=context.stop,
     )

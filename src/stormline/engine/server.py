@@ -2,7 +2,8 @@
 
 Two accounts share it. CORE is the platform's: rules, directory, sync, push, and JetStream. BIZ is for business
 services: they answer on `rpc.>` and see nothing else; CORE's requests to `rpc.>` cross over, with reply subjects that
-the server makes up, and answers come back. A service credential can therefore neither read nor write what is CORE's.
+the server makes up, and answers come back. `$SRV.>` crosses likewise: the platform finds services by it, and they do
+not find each other. A service credential can therefore neither read nor write what is CORE's.
 
 JetStream syncs each write to disk before it acknowledges it (`sync_interval: always`): on a single node a write that
 was acknowledged is there after a power cut.
@@ -119,7 +120,10 @@ accounts {{
   CORE {{
     jetstream: enabled
     users: [{{user: "core", password: {text(passwords.core)}}}]
-    imports: [{{service: {{account: BIZ, subject: "rpc.>"}}}}]
+    imports: [
+      {{service: {{account: BIZ, subject: "rpc.>"}}}}
+      {{service: {{account: BIZ, subject: "$SRV.>"}}}}
+    ]
   }}
   BIZ {{
     users: [{{
@@ -131,7 +135,10 @@ accounts {{
         allow_responses: {{max: 1, expires: "{limits.CALL_DEADLINE_MAX_S:.0f}s"}}
       }}
     }}]
-    exports: [{{service: "rpc.>", response_threshold: "{limits.CALL_DEADLINE_MAX_S:.0f}s"}}]
+    exports: [
+      {{service: "rpc.>", response_threshold: "{limits.CALL_DEADLINE_MAX_S:.0f}s"}}
+      {{service: "$SRV.>", response_type: stream}}  # every process of every service answers
+    ]
   }}
 }}
 """

@@ -37,9 +37,7 @@ class RunningShop:
         self._stop = asyncio.Event()
         self._started: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
         config = shop.ShopConfig(port=0, biz=biz)
-        self._task = asyncio.create_task(
-            shop.run(config, rng=SystemRng(), started=self._started.set_result, stop=self._stop)
-        )
+        self._task = asyncio.create_task(shop.run(config, started=self._started.set_result, stop=self._stop))
 
     async def client(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(base_url=f"http://{await self._started}", trust_env=False, timeout=WAIT_S)
@@ -147,7 +145,7 @@ class TestHttp:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             config = shop.ShopConfig(port=taken.getsockname()[1], biz=nobody())
             with pytest.raises(errors.PlatformError, match="shop: cannot listen"):
-                await shop.run(config, rng=SystemRng(), started=lambda address: None, stop=asyncio.Event())
+                await shop.run(config, started=lambda address: None, stop=asyncio.Event())
 
 
 async def call(core: NatsEngine, method: str, data: bytes, headers: dict[str, str] | None = None):
@@ -200,7 +198,7 @@ class TestRpc:
             ("orders.create", b"{}", {}, 400),
             ("orders.create", b"\xff", {}, 400),
             ("orders.create", b'{"item": 999}', {}, 404),
-            ("orders.create", b" " * 70_000, {}, 413),
+            ("orders.create", b"[" + b"1," * 40_000 + b"1]", {}, 413),
             ("orders.create", b'{"item": 1}', {"Stormline-Deadline-Ms": "0"}, 408),
             ("orders.create", b'{"item": 1}', {"Stormline-Deadline-Ms": "-5"}, 408),
             ("orders.create", b'{"item": 1}', {"Stormline-Deadline-Ms": "soon"}, 400),
@@ -242,8 +240,8 @@ class TestRpc:
     async def test_two_shops_share_the_calls(self, world):
         server, core, _ = world
         second = OrderBook()
-        service = shop.OrderService(second, server.biz, SystemRng())
-        task = asyncio.create_task(service.run())
+        service = shop.order_service(second)
+        task = asyncio.create_task(service.serve(server.biz.url, password=server.biz.password))
         await service.ready.wait()
         ids_made = [json.loads((await call(core, "orders.create", b'{"item": 1}')).data)["id"] for _ in range(40)]
         assert 0 < second.created < 40
@@ -253,7 +251,7 @@ class TestRpc:
 
     async def test_service_cancelled_at_any_moment_ends(self):
         for turns in range(150):
-            task = asyncio.create_task(shop.OrderService(OrderBook(), nobody(), SystemRng()).run())
+            task = asyncio.create_task(shop.order_service(OrderBook()).serve(nobody().url, password="x"))
             for _ in range(turns % 30):
                 await asyncio.sleep(0)
             task.cancel()

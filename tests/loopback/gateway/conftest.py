@@ -501,6 +501,16 @@ class NatsBus:
     async def start(self) -> None:
         self._server = await start_server(self._folder, rng=SystemRng(), port=self._port)
 
+    @property
+    def biz(self) -> EngineConfig:
+        """How business services reach it."""
+        return self._server.biz
+
+    @property
+    def core(self) -> EngineConfig:
+        """How the platform reaches it."""
+        return self._server.core
+
     async def connect(self) -> Engine:
         return await connect(self._server.core, rng=SystemRng(), wait_s=0)
 

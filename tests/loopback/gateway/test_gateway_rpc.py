@@ -37,6 +37,7 @@ class TestCall:
         assert (answer.status, answer.headers, answer.body) == (0, {}, b"{x}")
         headers = {name: value for name, value in seen[0].headers.items() if not name.startswith("Nats-")}
         assert 0 < int(headers.pop("Stormline-Deadline-Ms")) <= 5000
+        assert headers.pop("Stormline-Call")
         assert headers == {
             "Stormline-App": "demo",
             "Stormline-Device": "d1",
