@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 import stormline
@@ -31,6 +32,19 @@ async def test_without_a_name_and_without_the_long_connection_a_request_goes_thr
     assert record.attempts[-1].means == "relay"
     listed = httpx2.get(f"http://{platform.addresses['relay']}/", trust_env=False)
     assert [key.key_id for key in ohttp.decode_keys(listed.content)] == [1]
+
+
+async def test_first_request_of_a_client_whose_bundle_is_all_it_has_goes_through_the_relay(
+    platform: RunningPlatform,
+) -> None:
+    """No scheduling centre answers it, and its name is in no DNS."""
+    bundle = load_bundle(platform.state / "bundle.json")
+    assert bundle is not None
+    lost = msgspec.structs.replace(bundle, dispatch=("127.0.0.1:1",), centres=())
+    async with stormline.AsyncClient(config=stormline.Config(bundle=lost, trust_env=False), timeout=20) as client:
+        response = await client.get(URL)
+    assert response.status_code == 200
+    assert response.extensions["stormline"].record.attempts[-1].means == "relay"
 
 
 def _client(platform: RunningPlatform) -> stormline.AsyncClient:
@@ -77,6 +91,9 @@ async def test_a_rotated_key_is_in_the_plans_and_old_rules_cannot_bring_the_old_
             assert (new["id"], new["until"], old["id"]) == (2, None, 1)
             assert old["until"] >= SystemClock().wall() + limits.PLAN_LIFE_S
             assert _key_ids(_rules(platform)) == [2, 1]
+            bundle = load_bundle(platform.state / "bundle.json")
+            assert bundle is not None
+            assert [key.key_id for key in ohttp.decode_keys(jws.b64url_decode(bundle.relays[0].keys))] == [2, 1]
             # Who holds a plan of before is served as well.
             assert (await client.get(URL)).extensions["stormline"].record.attempts[-1].means == "relay"
 

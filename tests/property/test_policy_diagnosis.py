@@ -19,7 +19,8 @@ VALUES = st.recursive(
 KEYS = st.sampled_from(
     ["address", "addresses", "port", "reason", "rtt_s", "finding", "error", "servers", "status", "first_byte_s", "sent",
      "answered", "expected", "refused", "minted", "self_signed", "skew_s", "witnesses", "injected", "proof", "hops",
-     "redirects_to", "small_works", "routed", "v6", "denied", "airplane", "signal_dbm", "kind", "fresh", "sources"]
+     "redirects_to", "small_works", "routed", "v6", "denied", "airplane", "signal_dbm", "kind", "fresh", "sources",
+     "by_gateway", "role"]
 )  # fmt: skip
 WILD = st.builds(
     lambda name, state, data: Check(name=name, state=state, data=data),
@@ -43,8 +44,10 @@ def sensible(draw: st.DrawFn) -> Check:
                                "servers": st.lists(st.fixed_dictionaries(
                                    {"finding": st.sampled_from(Finding), "near": st.booleans()}), max_size=2)},
         CheckName.DNS_DOH: {"addresses": st.lists(ADDRESSES, max_size=2)},
-        CheckName.DNS_DISPATCH: {"addresses": st.lists(ADDRESSES, max_size=2), "fresh": st.booleans()},
-        CheckName.TCP: {"address": ADDRESSES, "reason": st.sampled_from(Reason), "rtt_s": st.floats(0, 2)},
+        CheckName.DNS_DISPATCH: {"addresses": st.lists(ADDRESSES, max_size=2), "fresh": st.booleans(),
+                                 "by_gateway": st.booleans()},
+        CheckName.TCP: {"address": ADDRESSES, "reason": st.sampled_from(Reason), "rtt_s": st.floats(0, 2),
+                        "role": st.sampled_from(["", "gateway"])},
         CheckName.TLS: {"address": ADDRESSES, "reason": st.sampled_from(Reason), "minted": st.booleans(),
                         "self_signed": st.booleans()},
         CheckName.HTTP: {"status": st.sampled_from([0, 200, 404, 407, 503, 511]), "first_byte_s": st.floats(0, 5)},
@@ -86,7 +89,8 @@ def speaks_for(cause: Cause, checks: list[Check]) -> bool:
         or any_of(CheckName.HTTP),
         Cause.DNS_HIJACK: any_of(CheckName.DNS_SYSTEM) or reasons(CheckName.TLS, Reason.WRONG_NAME),
         Cause.DNS_BROKEN: any_of(CheckName.DNS_SYSTEM),
-        Cause.TLS_INTERCEPTION: reasons(CheckName.TLS, Reason.UNTRUSTED),
+        Cause.TLS_INTERCEPTION: reasons(CheckName.TLS, Reason.UNTRUSTED)
+        or reasons(CheckName.TCP, Reason.UNTRUSTED, Reason.WRONG_NAME),
         Cause.INJECTED_PAGE: any_of(CheckName.CLEAR_HTTP, CheckState.BAD),
         Cause.UDP_BLOCKED: any_of(CheckName.QUIC) and any_of(CheckName.HTTP, CheckState.OK),
         Cause.UDP_DEGRADED: any_of(CheckName.QUIC) and any_of(CheckName.HTTP, CheckState.OK),
@@ -143,3 +147,20 @@ def test_answer_of_the_origin_is_never_explained_away_by_a_dead_network(checks: 
         Cause.MTU_BLACKHOLE,
     }
     assert conclude([*others, answered]).cause not in dead
+
+
+@given(st.lists(sensible(), max_size=8), st.sampled_from(["absent", "failed", "silent", ""]))
+def test_whether_the_name_is_there_changes_nothing_where_gateways_serve_the_host(
+    checks: list[Check], error: str
+) -> None:
+    own = {CheckName.DNS_SYSTEM, CheckName.DNS_DOH, CheckName.TCP, CheckName.TLS, CheckName.HTTP, CheckName.PROXY,
+           CheckName.DNS_DISPATCH}  # fmt: skip
+    served = [
+        *(each for each in checks if each.name not in own),
+        Check(name=CheckName.DNS_DISPATCH, state=CheckState.OK, data={"fresh": True, "by_gateway": True}),
+        Check(name=CheckName.TCP, state=CheckState.OK, data={"address": "203.0.113.9", "port": 443, "role": "gateway"}),
+    ]
+    name = Check(name=CheckName.DNS_SYSTEM, state=CheckState.BAD, data={"addresses": [], "error": error})
+    said = conclude([*served, name])
+    assert said.cause is conclude(served).cause
+    assert said.cause in (Cause.OK, Cause.CAPTIVE_PORTAL, Cause.PERMISSION)

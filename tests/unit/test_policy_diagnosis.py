@@ -66,6 +66,16 @@ def clock(skew_s: float, witnesses: int = 1) -> Check:
     return check(CheckName.CLOCK, BAD if abs(skew_s) >= 300 else OK, skew_s=skew_s, witnesses=witnesses)
 
 
+def by_gateways(*reasons: str, fresh: bool = True) -> tuple[Check, ...]:
+    """Give what is found of a host that the plan names gateways for, and no address; why each did not answer."""
+    plan = check(CheckName.DNS_DISPATCH, OK if fresh else BAD, addresses=[], fresh=fresh, by_gateway=True)
+    knocks = (
+        check(CheckName.TCP, BAD if reason else OK, address=f"192.0.2.{number}", role="gateway", reason=reason)
+        for number, reason in enumerate(reasons, 1)
+    )
+    return (*HERE, NO_ANSWER, system(error="absent"), plan, *knocks)
+
+
 HERE = (interfaces(), routes())
 WELL = (*HERE, system(TRUE), tcp(), tls(), http())
 OPEN = captive("answered")
@@ -160,6 +170,19 @@ CASES = {
         (*HERE, tcp(reason=Reason.SILENT), check(CheckName.TRACE, UNKNOWN, hops=[{"ttl": 3, "address": "192.0.2.9"}])),
         Cause.SERVER_SIDE, "low"),
     "cut in the handshake": ((*HERE, tcp(), tls(reason=Reason.CUT)), Cause.SERVER_SIDE, "low"),
+    "by gateways, which answer": (by_gateways("", Reason.SILENT), Cause.OK, "high"),
+    "by gateways, which answer, without a plan of now": (by_gateways("", fresh=False), Cause.OK, "high"),
+    "by gateways, which refuse": (by_gateways(Reason.REFUSED, Reason.SILENT), Cause.SERVER_SIDE, "high"),
+    "by gateways, which refuse, and nobody else was heard": (
+        by_gateways(Reason.REFUSED, fresh=False), Cause.SERVER_SIDE, "low"),
+    "by gateways, which are silent": (by_gateways(Reason.SILENT), Cause.SERVER_SIDE, "high"),
+    "by gateways, and nobody is heard": (by_gateways(Reason.SILENT, fresh=False), Cause.DEAD_WIFI, "high"),
+    "by gateways, which do not finish TLS": (by_gateways(Reason.CUT), Cause.SERVER_SIDE, "low"),
+    "by gateways, in whose place is a stranger": (by_gateways(Reason.UNTRUSTED), Cause.TLS_INTERCEPTION, "low"),
+    "by gateways that were not tried": (by_gateways(), Cause.SERVER_SIDE, "low"),
+    "by gateways, and the name leads to a stranger": (
+        (*(each for each in by_gateways("") if each.name != CheckName.DNS_SYSTEM), OPEN, system(FALSE), tcp(FALSE),
+         tls(FALSE, Reason.WRONG_NAME)), Cause.DNS_HIJACK, "low"),
     "the router is silent": (
         (check(CheckName.INTERFACES, kind="wired"), routes(), gateway("silent"), tcp(reason=Reason.SILENT)),
         Cause.ROUTER_FAULT, "high"),

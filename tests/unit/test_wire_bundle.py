@@ -2,12 +2,13 @@
 
 import json
 
+import msgspec
 import pytest
 
-from stormline.core import errors, limits
+from stormline.core import errors, limits, limits_relay
 from stormline.core.values import Address
 from stormline.wire import bundle
-from stormline.wire.bundle import Bundle
+from stormline.wire.bundle import Bundle, Relay
 
 KEY = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
 BUNDLE = Bundle(
@@ -54,6 +55,39 @@ def test_repr_masks_the_token() -> None:
 
 def test_member_of_a_newer_version_is_ignored() -> None:
     assert bundle.decode(changed(relay=["127.0.0.1:1"])) == BUNDLE
+
+
+RELAY = Relay(host="192.0.2.7", port=80, keys="AAEC", hosts=("api.shop.example", "shop.example"))
+
+
+def test_relays_round_trip_and_a_bundle_without_any_is_as_it_was() -> None:
+    with_relay = msgspec.structs.replace(BUNDLE, relays=(RELAY,) * limits_relay.BUNDLE_RELAYS_MAX)
+    assert bundle.decode(bundle.encode(with_relay)) == with_relay
+    assert b"relays" not in bundle.encode(BUNDLE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"host": "relay.example"},
+        {"port": 0},
+        {"keys": ""},
+        {"keys": "A"},
+        {"keys": "*"},
+        {"keys": "AAAA" * limits_relay.RELAY_KEYS_BYTES_MAX},
+        {"hosts": ["API.shop.example"]},
+        {"hosts": ["api.shop.example:443"]},
+        {"hosts": ["a.test"] * (limits_relay.BUNDLE_RELAY_HOSTS_MAX + 1)},
+        {"hosts": "a.test"},
+    ],
+)
+def test_useless_relay_is_refused(change: dict[str, object]) -> None:
+    fault(changed(relays=[json.loads(msgspec.json.encode(RELAY)) | change]))
+
+
+def test_more_relays_than_a_bundle_may_have_are_refused() -> None:
+    relays = [json.loads(msgspec.json.encode(RELAY))] * (limits_relay.BUNDLE_RELAYS_MAX + 1)
+    assert "at most" in fault(changed(relays=relays))
 
 
 def test_newer_format_is_refused_by_name() -> None:

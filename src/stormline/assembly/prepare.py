@@ -10,7 +10,7 @@ from stormline.assembly import authority, keys, layout, ports
 from stormline.assembly.names import SERVER_NAMES, SHOP_HOST
 from stormline.assembly.roles import Role
 from stormline.console.access import link
-from stormline.core import errors, ids
+from stormline.core import errors, ids, limits_relay
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address, Secret
 from stormline.dispatch import relay_keys as rules_relay_keys
@@ -18,9 +18,10 @@ from stormline.dispatch import rules as dispatch_rules
 from stormline.engine.nats import EngineConfig, connect
 from stormline.engine.server import RunningServer
 from stormline.relay import keys as relay_keys
+from stormline.settings import discovery
 from stormline.settings.model import Nats, Settings
 from stormline.wire import bundle as wire_bundle
-from stormline.wire import jws
+from stormline.wire import hostname, jws
 from stormline.wire.plan import SEALED, Carrier, Endpoint, HostPlan, Policy
 
 ENGINE_HOST: Final = "127.0.0.1"
@@ -91,6 +92,7 @@ def prepare(
         ca_pem=ca.ca_pem,
         preload=(SHOP_HOST,) if demo and "gateway" in running else (),
         centres=(wire_bundle.Centre(host=settings.advertised, port=settings.ports.dispatch, unit=settings.unit),),
+        relays=() if relay is None else _bundled(relay, settings),
     )
     return Prepared(resolved, admin, bundle)
 
@@ -164,6 +166,27 @@ def _relay(settings: Settings, place: layout.Layout, wall: float) -> Endpoint:
         unit=settings.unit,
         keys=publish_relay_keys(place, wall),
     )
+
+
+def _bundled(relay: Endpoint, settings: Settings) -> tuple[wire_bundle.Relay, ...]:
+    """Give the relay as the bundle names it, for where no scheduling centre can be asked."""
+    hosts = sorted({hostname.normalise(origin.partition(":")[0]) for origin in settings.relay.origins})
+    named = tuple(hosts[: limits_relay.BUNDLE_RELAY_HOSTS_MAX])
+    place = wire_bundle.Relay(host=relay.host, port=relay.port, keys=relay.keys, hosts=named)
+    return (place,) if named and Address(relay.host, relay.port).is_ip else ()
+
+
+def renew_bundle(place: layout.Layout, listed: str) -> None:
+    """Have the bundle name the relay's keys of now.
+
+    Raises:
+        BundleError: it cannot be read.
+        PlatformError: it cannot be written.
+    """
+    bundle = discovery.read_bundle(place.bundle)
+    relays = tuple(msgspec.structs.replace(each, keys=listed) for each in bundle.relays)
+    if relays != bundle.relays:
+        layout.write(place.bundle, wire_bundle.encode(msgspec.structs.replace(bundle, relays=relays)), mode=0o644)
 
 
 def publish_relay_keys(place: layout.Layout, wall: float) -> str:

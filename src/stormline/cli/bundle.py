@@ -113,12 +113,15 @@ def mint(platform: "Admin", device: str, user: str) -> dict[str, object]:
 
 
 def _summary(bundle: "Bundle") -> dict[str, object]:
+    from stormline.core.values import Address
+
     return {
         "app": bundle.app,
         "dispatch": list(bundle.dispatch),
         "dispatch_name": bundle.dispatch_name,
         "dispatch_keys": sorted(bundle.dispatch_keys),
         "preload": list(bundle.preload),
+        "relays": [f"{Address(each.host, each.port)} for {', '.join(each.hosts)}" for each in bundle.relays],
         "ca": "its own" if bundle.ca_pem else "system trust store",
         "token": "present" if bundle.token else "none",
     }

@@ -1,6 +1,8 @@
 """`stormline diagnose`: find out what is wrong with the way to a URL, and say it in words."""
 
 import asyncio
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,13 +11,16 @@ import typer
 from stormline.cli import output
 from stormline.cli.client import BundleOption
 from stormline.core import errors
+from stormline.core import limits_diagnosis as limits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from rich.console import Console
 
     from stormline.client.configured import ForeignContext
     from stormline.outbound.doh_server import DohServer
-    from stormline.telemetry.diagnosis import Diagnosis
+    from stormline.telemetry.diagnosis import Diagnosis, NatProgress
     from stormline.wire.bundle import Bundle
 
 _STYLES = {"ok": "green", "bad": "bold red", "unknown": "yellow", "skipped": "dim"}
@@ -47,19 +52,31 @@ def diagnose(
     ] = "",
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Ask the routers on the way.")] = True,
     nat: Annotated[bool, typer.Option("--nat", help="Find out how long the network keeps a way back open.")] = False,
+    nat_limit: Annotated[
+        float,
+        typer.Option(
+            "--nat-limit",
+            metavar="SECONDS",
+            min=limits.DIAGNOSIS_NAT_LIMIT_S_MIN,
+            max=limits.DIAGNOSIS_NAT_LIMIT_S_MAX,
+            help="Longest silence that --nat tries.",
+        ),
+    ] = limits.DIAGNOSIS_NAT_LIMIT_S,
     state: output.StateOption = None,
     json: output.JsonFlag = False,
 ) -> None:
     """Find out what is wrong with the network or the way to a URL; exit code 0 where nothing is, else 1."""
-    wished = {"trace": trace, "nat": nat, "plain_url": plain_url, "plain_sha256": plain_sha256}
+    wished: dict[str, Any] = {"trace": trace, "plain_url": plain_url, "plain_sha256": plain_sha256}
+    wished |= {"nat": nat, "nat_limit_s": nat_limit}
     from stormline.settings import discovery
 
     discovered = None if bundle is not None else discovery.find_bundle(output.environ(), state=state)
     platform = discovered.bundle if discovered is not None else None
     if bundle is not None:
         platform = discovery.read_bundle(bundle.expanduser())
-    found = asyncio.run(_diagnose(url or None, platform, _trust(ca), [_server(each) for each in doh or ()], captive_url,
-                                  wished))  # fmt: skip
+    with _progress(json=json) as told:
+        found = asyncio.run(_diagnose(url or None, platform, _trust(ca), [_server(each) for each in doh or ()],
+                                      captive_url, wished | {"nat_told": told}))  # fmt: skip
     if json:
         import msgspec
 
@@ -68,6 +85,28 @@ def diagnose(
         _tell(output.console(), found)
     if found.verdict != "ok":
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _progress(*, json: bool) -> "Iterator[Callable[[NatProgress], None] | None]":
+    """Give what shows how far `--nat` is, on a terminal alone."""
+    if json or not sys.stdout.isatty():
+        yield None
+        return
+    status = output.console().status("")
+
+    def told(progress: "NatProgress") -> None:
+        lost = "" if progress.lost_s is None else f", lost after {progress.lost_s:.0f} s"
+        status.update(
+            f"{progress.waiting} connections silent for {progress.waited_s:.0f} of {progress.limit_s:.0f} s;"
+            f" answered after {progress.answered_s:.0f} s{lost}"
+        )
+        status.start()
+
+    try:
+        yield told
+    finally:
+        status.stop()
 
 
 async def _diagnose(

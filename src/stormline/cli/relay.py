@@ -45,7 +45,7 @@ def rotate(state: output.StateOption = None, json: output.JsonFlag = False) -> N
         raise errors.PlatformError("relay rotate: relay and dispatch are not both part of the running platform")
     (new, *_) = keys.rotate(where.relay_key, clock.wall())
     _wait(lambda: _lists(platform.addresses["relay"], new.key.key_id), "the relay does not take the new key up")
-    prepare.publish_relay_keys(where, clock.wall())
+    prepare.renew_bundle(where, prepare.publish_relay_keys(where, clock.wall()))
     _wait(_RulesNameIt(where, platform), "the rules still name the old key: see 'stormline dispatch status'")
     held = keys.settle(where.relay_key, clock.wall() + limits_relay.RELAY_KEY_OVERLAP_S)
     if json:

@@ -19,6 +19,7 @@ from stormline.client.rules import Parse
 from stormline.client.trace import CallTrace
 from stormline.client.transport import HOLD, AsyncTransport, Transport, make_config
 from stormline.core import errors
+from stormline.core.limits_diagnosis import DIAGNOSIS_NAT_LIMIT_S
 from stormline.core.phase import Phase
 from stormline.core.values import Secret
 from stormline.policy.activity import Activity
@@ -27,7 +28,7 @@ from stormline.wire.bundle import Bundle
 
 if TYPE_CHECKING:
     from stormline.client.feedback import Feedback
-    from stormline.telemetry.diagnosis import Diagnosis
+    from stormline.telemetry.diagnosis import Diagnosis, NatProgress
     from stormline.wire.plan import Home
 
 
@@ -91,6 +92,8 @@ class AsyncClient(httpx2.AsyncClient):
         *,
         trace: bool = True,
         nat: bool = False,
+        nat_limit_s: float = DIAGNOSIS_NAT_LIMIT_S,
+        nat_told: "Callable[[NatProgress], None] | None" = None,
         plain_url: str | None = None,
         plain_sha256: str = "",
     ) -> "Diagnosis":
@@ -105,15 +108,20 @@ class AsyncClient(httpx2.AsyncClient):
             url: asked about, by one GET of it; None: that of the last call that failed, without its query, else the
                 network alone.
             trace: ask the routers on the way, and for the size of packets.
-            nat: find out how long the network keeps a silent connection's way back open; no server answers that yet, so
-                the check says that it was skipped.
+            nat: after all else, find out how long the network keeps a silent connection: eight to the origin are each
+                left in silence for a time of its own, `nat_limit_s` at most, and used once. It takes as long.
+            nat_limit_s: the longest silence, `limits_diagnosis.DIAGNOSIS_NAT_LIMIT_S_MIN` to `..._MAX` seconds.
+            nat_told: told how far that is, once a second, on the client's event loop; must not block or raise.
             plain_url: a page in clear HTTP to look at for what the network puts in.
             plain_sha256: the digest of that page's content where it is known, hexadecimal.
 
         Raises:
-            ConfigError: a URL is none of http or https.
+            ConfigError: a URL is none of http or https, or `nat_limit_s` is out of its bounds.
         """
-        return await self._storm.diagnose(url, trace=trace, nat=nat, plain_url=plain_url, plain_sha256=plain_sha256)
+        return await self._storm.diagnose(
+            url, trace=trace, nat=nat, nat_limit_s=nat_limit_s, nat_told=nat_told,
+            plain_url=plain_url, plain_sha256=plain_sha256,
+        )  # fmt: skip
 
     def forget(self) -> None:
         """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""
@@ -207,11 +215,16 @@ class Client(httpx2.Client):
         *,
         trace: bool = True,
         nat: bool = False,
+        nat_limit_s: float = DIAGNOSIS_NAT_LIMIT_S,
+        nat_told: "Callable[[NatProgress], None] | None" = None,
         plain_url: str | None = None,
         plain_sha256: str = "",
     ) -> "Diagnosis":
         """Find out what is wrong; see `AsyncClient.diagnose`. Any thread may call it."""
-        return self._storm.diagnose(url, trace=trace, nat=nat, plain_url=plain_url, plain_sha256=plain_sha256)
+        return self._storm.diagnose(
+            url, trace=trace, nat=nat, nat_limit_s=nat_limit_s, nat_told=nat_told,
+            plain_url=plain_url, plain_sha256=plain_sha256,
+        )  # fmt: skip
 
     def forget(self) -> None:
         """Forget what was learned of networks and hosts, also on disk; see `AsyncTransport.forget`."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from stormline.client import clearpages, namings
 from stormline.client.clearpages import ClearPage
 from stormline.client.findings import Findings, Open, reason_in_words
-from stormline.client.reaching import Origin, Reaching, reason_of_tcp, skew_of
+from stormline.client.reaching import Origin, Reaching, reason_of_tcp, reason_of_tls, skew_of
 from stormline.client.surroundings import Around, ask_check_page, ask_gateway, look_around
 from stormline.core import errors
 from stormline.core import limits_diagnosis as limits
@@ -23,13 +23,17 @@ from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net import quicping, tracing
 from stormline.net.stream import Stream
+from stormline.net.tls import start_tls
 from stormline.outbound.held import Unfollowed
 from stormline.outbound.messages import HttpRequest, field_value
 from stormline.outbound.pool import HttpPool
 from stormline.outbound.proxy import forwarded
 from stormline.outbound.proxy_rules import Proxy
 from stormline.policy import diagnosis as policy
-from stormline.telemetry.diagnosis import Diagnosis
+from stormline.policy import natlife
+from stormline.telemetry.diagnosis import Diagnosis, NatProgress
+from stormline.wire import messages
+from stormline.wire.plan import Carrier, Endpoint
 
 _log = logging.getLogger("stormline.client")
 _ALT_H3: Final = re.compile(r'h3="(?P<host>[^":]*):(?P<port>[0-9]{1,5})"')
@@ -42,12 +46,16 @@ class Wishes:
     Attributes:
         trace: ask the routers on the way, and for the size of packets.
         nat: find out how long the way back stays open.
+        nat_limit_s: the longest silence that is tried for it.
+        nat_told: told how far that is; None: nobody wants to know.
         plain: a page in clear HTTP to look at; None: the origin's own, where it may have one.
         automatic: nobody waits for it: it sends less.
     """
 
     trace: bool = True
     nat: bool = False
+    nat_limit_s: float = limits.DIAGNOSIS_NAT_LIMIT_S
+    nat_told: Callable[[NatProgress], None] | None = None
     plain: ClearPage | None = None
     automatic: bool = False
 
@@ -72,6 +80,8 @@ async def diagnose(origin: Origin | None, around: Around, wishes: Wishes) -> Dia
     finally:
         await run.end()
     checks = run.conclude()
+    if wishes.nat:
+        checks = await run.nat()
     said = policy.conclude(checks)
     shown = ""
     if origin is not None:
@@ -163,8 +173,6 @@ class _Run:
             self._spawn(namings.ask_servers_alone(self._around, self._findings))
         else:
             self._begin(self._origin)
-        if self._wishes.nat:
-            self._findings.skip(CheckName.NAT, "needs a server that answers late on purpose; the platform has none")
         while self._tasks:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             self._tasks = {task for task in self._tasks if not task.done()}
@@ -201,7 +209,7 @@ class _Run:
         if tasks:
             await asyncio.wait(tasks)
         if not self._usable.done():
-            self._usable.cancel()
+            self._usable.set_result(None)
 
     # -- addresses ----------------------------------------------------------------------------------------------------
     def _begin(self, origin: Origin) -> None:
@@ -241,10 +249,11 @@ class _Run:
         self._planned_quic |= {each.port for each in endpoints if each.carrier in namings.QUIC_CARRIERS}
         gateways = [each for each in endpoints if not namings.is_direct(each, origin.host)]
         for each in gateways[: limits.DIAGNOSIS_GATEWAYS_MAX]:
-            self._spawn(self._knock(Address(each.host, each.port), each.carrier))
+            self._spawn(self._knock(each))
 
-    async def _knock(self, address: Address, carrier: str) -> None:
-        """Connect to an endpoint of the plan that is not the origin's own."""
+    async def _knock(self, gateway: Endpoint) -> None:
+        """Connect to an endpoint of the plan that is not the origin's own, and see that it is one of the platform's."""
+        address, carrier = Address(gateway.host, gateway.port), gateway.carrier
         if not address.is_ip or carrier in namings.QUIC_CARRIERS:
             return
         check = self._findings.begin(
@@ -254,12 +263,21 @@ class _Run:
         began = self._loop.time()
         try:
             async with asyncio.timeout(limits.DIAGNOSIS_TCP_S):
-                stream = await self._around.open_tcp(address)
+                raw = await self._around.open_tcp(address)
         except OSError as error:
             check.end(CheckState.BAD, reason_in_words(error), reason=reason_of_tcp(error))
             return
-        stream.close()
-        check.end(CheckState.OK, f"a gateway, by {carrier}", rtt_s=round(self._loop.time() - began, 4))
+        check.data["rtt_s"] = round(self._loop.time() - began, 4)
+        context = self._around.roles_context(("http/1.1",) if carrier == Carrier.LONG_WSS else (messages.ALPN,))
+        try:
+            async with asyncio.timeout(limits.DIAGNOSIS_TLS_S):
+                (await start_tls(raw, context, gateway.server_name or gateway.host)).close()
+        except (OSError, ValueError) as error:
+            check.end(CheckState.BAD, reason_in_words(error), reason=reason_of_tls(error))
+        else:
+            check.end(CheckState.OK, f"a gateway, by {carrier}")
+        finally:
+            raw.close()
 
     def _found(self, source: str, hosts: Sequence[str], port: int) -> None:
         """Take addresses, and reach those that are new."""
@@ -470,6 +488,42 @@ class _Run:
             self._path_mtu = await tracing.path_mtu(address)
         except OSError as error:
             self._mtu_why = reason_in_words(error)
+
+    # -- silence that is kept -----------------------------------------------------------------------------------------
+    async def nat(self) -> list[Any]:
+        """Find out how long the network keeps a silent connection, after all else; give all checks."""
+        known = self._around.heartbeat()
+        learned: dict[str, Any] | None = None
+        words = ""
+        if known is not None:
+            good_s, bad_s = known.good_ms / 1000.0, known.bad_ms / 1000.0 or None
+            learned = {"answered_s": good_s, "lost_s": bad_s, "settled": known.settled}
+            lost = "" if bad_s is None else f" and lost after {bad_s:.0f} s"
+            words = f"the long connection here was answered after {good_s:.0f} s of silence{lost}"
+        origin, address = self._origin, self._usable.result() if self._usable.done() else None
+        if origin is None or address is None:
+            why = "no origin was reached that could be left in silence" if self._proxy is None else "a proxy is between"
+            state = CheckState.SKIPPED if known is None else CheckState.OK
+            self._findings.add(CheckName.NAT, state, words or why, learned=learned)
+            return self._findings.finish()
+        check = self._findings.begin(CheckName.NAT, address=address.host, port=address.port, learned=learned)
+        from stormline.client.natlife import Measuring  # few ask for it
+
+        limit_s = self._wishes.nat_limit_s
+        measuring = Measuring(origin, address, self._around, limit_s=limit_s, told=self._wishes.nat_told)
+        await measuring.run()
+        found = natlife.judge(measuring.tried)
+        said = natlife.in_words(found, limit_s)
+        keep_s = found.keep_alive_s
+        check.end(
+            CheckState.OK if said else CheckState.UNKNOWN,
+            "; ".join(filter(None, (said or "no connection could be left in silence", words))),
+            limit_s=limit_s, answered_s=found.answered_s, lost_s=found.lost_s, closed_s=found.closed_s,
+            reset=found.reset, sure=found.sure, by_chance=found.by_chance,
+            keep_alive_s=None if keep_s is None else round(keep_s, 1),
+            tried=[{"silence_s": each.silence_s, "fate": each.fate} for each in sorted(measuring.tried)],
+        )  # fmt: skip
+        return self._findings.finish()
 
     # -- the end ------------------------------------------------------------------------------------------------------
     def conclude(self) -> list[Any]:

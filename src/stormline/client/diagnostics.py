@@ -18,7 +18,7 @@ from stormline.core import errors
 from stormline.core import limits as general
 from stormline.core import limits_diagnosis as limits
 from stormline.policy.pace import DiagnosisPace
-from stormline.telemetry.diagnosis import Diagnosis
+from stormline.telemetry.diagnosis import Diagnosis, NatProgress
 
 if TYPE_CHECKING:
     import weakref
@@ -62,6 +62,8 @@ class Diagnostics:
         *,
         trace: bool = True,
         nat: bool = False,
+        nat_limit_s: float = limits.DIAGNOSIS_NAT_LIMIT_S,
+        nat_told: "Callable[[NatProgress], None] | None" = None,
         plain_url: str | None = None,
         plain_sha256: str = "",
     ) -> Diagnosis:
@@ -78,7 +80,13 @@ class Diagnostics:
             if origin is not None and origin.scheme == "https" and origin.host == page.host:
                 secure = secure._replace(port=origin.port)
             plain = ClearPage(page, plain_sha256, secure)
-        return await self._run(origin, Wishes(trace=trace, nat=nat, plain=plain))
+        if not limits.DIAGNOSIS_NAT_LIMIT_S_MIN <= nat_limit_s <= limits.DIAGNOSIS_NAT_LIMIT_S_MAX:
+            raise errors.ConfigError(
+                f"nat_limit_s: {nat_limit_s:g}: expected {limits.DIAGNOSIS_NAT_LIMIT_S_MIN:g} to"
+                f" {limits.DIAGNOSIS_NAT_LIMIT_S_MAX:g} seconds"
+            )
+        wishes = Wishes(trace=trace, nat=nat, nat_limit_s=nat_limit_s, nat_told=nat_told, plain=plain)
+        return await self._run(origin, wishes)
 
     def _surroundings(self, host: str) -> Around | None:
         around = self._around()

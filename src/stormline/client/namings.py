@@ -120,6 +120,7 @@ async def ask_dispatch(origin: Origin, around: Around, findings: Findings, found
             found("dispatch", (each.host,), each.port)
     shown = list(dict.fromkeys(each.host for each in direct if Address(each.host, 0).is_ip))
     shown = shown[: limits.DIAGNOSIS_ADDRESSES_TOLD]
+    check.data["by_gateway"] = bool(endpoints) and not direct
     if not fresh:
         check.end(CheckState.BAD, "no scheduling centre answers", addresses=shown, fresh=False)
     elif plan is None:

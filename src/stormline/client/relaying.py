@@ -1,13 +1,14 @@
 """The relay as a means: through which relays a request may go, and one try through one of them.
 
-Loaded with a platform alone: its plans name the relays and their keys, signed.
+Loaded with a platform alone: its plans name the relays and their keys, signed; where no plan says anything of a host,
+the bundle does, which the app has brought.
 """
 
 import asyncio
 import functools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from stormline.client.lanes import Failed, Lane, Reply, Run
@@ -19,6 +20,7 @@ from stormline.core.values import Address
 from stormline.outbound.messages import HttpResponse
 from stormline.policy.means import HEDGE, Means, Step
 from stormline.wire import jws, ohttp
+from stormline.wire.bundle import Relay
 from stormline.wire.plan import SEALED, Endpoint, Plan
 
 _log = logging.getLogger("stormline.client")
@@ -40,6 +42,7 @@ class Relaying:
         clock: for requests that change something.
         rng: seals.
         plan: gives the plan that is held.
+        bundled: relays of the bundle by host, for hosts of which no plan says anything.
         ask_keys: called where a relay has other keys than the plan says: a newer one is wanted. What it gives is done
             once that was asked for, whatever came of it.
     """
@@ -50,15 +53,27 @@ class Relaying:
         clock: Clock,
         rng: Rng,
         plan: Callable[[], Plan | None],
+        bundled: Mapping[str, tuple[Endpoint, ...]],
         ask_keys: Callable[[], "asyncio.Future[None]"],
     ) -> None:
         self._sealer = Sealer(clock=clock, rng=rng)
         self._plan = plan
+        self._bundled = bundled
         self._ask_keys = ask_keys
 
     def steps(self, run: Run) -> tuple[Step, ...]:
-        """Give a step for each relay that dispatch names for a request, best first."""
-        return tuple(Step(Means.RELAY, (place.address,)) for place in _places(run))
+        """Give a step for each relay that dispatch names for a request, best first; without its word, the bundle's."""
+        held, host = self._plan(), run.request.host
+        told = held is not None and (host in held.hosts or host in held.unknown)
+        return tuple(Step(Means.RELAY, (place.address,)) for place in (_places(run) if told else self._all(run)))
+
+    def _all(self, run: Run) -> list[RelayPlace]:
+        """Give the relays of the plan, then those of the bundle."""
+        places = _places(run)
+        known = {each.address for each in places}
+        return places + [
+            each for each in _read_all(run, self._bundled.get(run.request.host, ())) if each.address not in known
+        ]
 
     def watch(self, lane: Lane, beside: Beside) -> None:
         """Ask through a relay beside a lane that has not come to a connection for a while.
@@ -89,7 +104,7 @@ class Relaying:
             Failed: it got no answer of the origin's.
         """
         run = lane.run
-        place = next(each for each in _places(run) if each.address == lane.step.addresses[0])
+        place = next(each for each in self._all(run) if each.address == lane.step.addresses[0])
         try:
             try:
                 response = await self._send(lane, place)
@@ -154,9 +169,21 @@ class Relaying:
 def _places(run: Run) -> list[RelayPlace]:
     """Give the relays that dispatch names for a request, as far as this client can use them."""
     command = run.limits.command
-    if command is None or run.request.scheme != "https":
-        return []
-    return [place for each in command.policy.relays if (place := _read(each)) is not None]
+    return [] if command is None else _read_all(run, command.policy.relays)
+
+
+def _read_all(run: Run, relays: Iterable[Endpoint]) -> list[RelayPlace]:
+    return [place for each in relays if (place := _read(each)) is not None] if run.request.scheme == "https" else []
+
+
+def by_host(relays: Iterable[Relay]) -> dict[str, tuple[Endpoint, ...]]:
+    """Give the relays of a bundle for each of their hosts, as a plan would name them."""
+    found: dict[str, tuple[Endpoint, ...]] = {}
+    for each in relays:
+        place = Endpoint(host=each.host, port=each.port, carrier=SEALED, keys=each.keys)
+        for host in each.hosts:
+            found[host] = (*found.get(host, ()), place)
+    return found
 
 
 @functools.lru_cache(limits_relay.RELAY_PLACES_MAX)
@@ -167,6 +194,6 @@ def _read(relay: Endpoint) -> RelayPlace | None:
     try:
         keys = ohttp.decode_keys(jws.b64url_decode(relay.keys))
     except (ValueError, errors.RemoteProtocolError) as error:
-        _log.warning("the plan names relay %s with keys that cannot be read: %s", address, error)
+        _log.warning("relay %s has keys that cannot be read: %s", address, error)
         return None
     return RelayPlace(address, keys[0]) if keys else None

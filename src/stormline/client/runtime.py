@@ -310,6 +310,8 @@ class Runtime:
             connector=functools.partial(self._dialer, self._context),
             context=self._context,
             h1_context=self._h1_context or (lambda: self._context),
+            roles_context=self._roles_context,
+            heartbeat=self.steering.heartbeat,
             report=None if self._recorder is None and self.netlog is None else self._keep_diagnosis,
         )
 
@@ -454,12 +456,7 @@ class Runtime:
         if config.store is not None:
             self._store = Store(config.store, app)
             self._store.open()
-        trust = self._outside.trust
-        context = trust.roles_context(bundle.ca_pem, ("http/1.1",)) if bundle.ca_pem else trust.foreign_context()
-        long_alpn = (messages.ALPN,)
-        long_context = (
-            trust.roles_context(bundle.ca_pem, long_alpn) if bundle.ca_pem else trust.foreign_context(long_alpn)
-        )
+        context, long_context = self._roles_context(("http/1.1",)), self._roles_context((messages.ALPN,))
         self._roles_pool = HttpPool(self._dialer(context, roles=True), self.clock)
         self.scheduling = Scheduling(
             config,
@@ -492,13 +489,25 @@ class Runtime:
                 CLIENT_NAME,
             )
 
+    def _roles_context(self, alpn: tuple[str, ...]) -> ssl.SSLContext:
+        """Give the trust in the platform's own roles."""
+        trust, bundle = self._outside.trust, self.config.bundle
+        ca_pem = "" if bundle is None else bundle.ca_pem
+        return trust.roles_context(ca_pem, alpn) if ca_pem else trust.foreign_context(alpn)
+
     def _make_relaying(self) -> "Relaying | None":
         if self.scheduling is None or self._proxies:  # a proxy that lets this through lets the rest through too
             return None
-        from stormline.client.relaying import Relaying
+        from stormline.client.relaying import Relaying, by_host
 
-        scheduling = self.scheduling
-        return Relaying(clock=self.clock, rng=self.rng, plan=lambda: scheduling.plan, ask_keys=scheduling.ask_soon)
+        scheduling, bundle = self.scheduling, self.config.bundle
+        return Relaying(
+            clock=self.clock,
+            rng=self.rng,
+            plan=lambda: scheduling.plan,
+            bundled=by_host(bundle.relays if bundle is not None else ()),
+            ask_keys=scheduling.ask_soon,
+        )
 
     def _report_endpoint(self) -> "Endpoint | None":
         plan = self.scheduling.plan if self.scheduling is not None else None

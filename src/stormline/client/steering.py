@@ -25,7 +25,7 @@ from stormline.policy.hedge import HedgePolicy
 from stormline.policy.level import BEHAVIOUR, Quality
 from stormline.policy.quality import State
 from stormline.policy.shape import Network, Pattern, Queue, RequestShape, server_timing_s
-from stormline.policy.snapshot import NetworkRecord
+from stormline.policy.snapshot import HeartbeatRecord, NetworkRecord
 from stormline.policy.strategy import Strategy
 from stormline.policy.timeouts import Outcome, TimeoutPolicy, Timeouts
 from stormline.policy.window import stream_window_bytes
@@ -170,6 +170,12 @@ class Steering:
             ahead_s = self._wall_s() - now
             strategies.recall(kept, self.network, self.addresses, self.timeouts, self.strategy, now, ahead_s)
             self.carriers.restore(self.network.id, kept.carriers, now, ahead_s)
+
+    def heartbeat(self) -> HeartbeatRecord | None:
+        """Give what long connections have learned of silence on the network the client is on; None where nothing."""
+        self.enter_network()
+        now = self._loop.time()
+        return self.strategy.heartbeats.export(self.network.id, now, self._wall_s() - now)
 
     def rename(self, network: Network) -> None:
         """Know the network by another name from now on, with what was learned of it, and what was kept under that."""

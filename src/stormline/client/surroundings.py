@@ -23,6 +23,7 @@ from stormline.outbound.doh import DohNames, NoNames
 from stormline.outbound.pool import Connector
 from stormline.outbound.proxy_rules import ProxyRules
 from stormline.policy.network import NetworkInfo
+from stormline.policy.snapshot import HeartbeatRecord
 from stormline.policy.verdict import Finding
 from stormline.telemetry.diagnosis import Diagnosis
 
@@ -47,6 +48,8 @@ class Around:
         connector: makes what connects as requests do, by a proxy.
         context: whom requests trust.
         h1_context: gives the same trust, with HTTP/1.1 as all that is offered.
+        roles_context: gives the trust in the platform's own roles, with what is to be offered.
+        heartbeat: gives what the long connection has learned of this network; None: nothing.
         report: takes diagnoses for the platform; None: there is none.
     """
 
@@ -62,6 +65,8 @@ class Around:
     connector: Callable[[], Connector]
     context: ssl.SSLContext
     h1_context: Callable[[], ssl.SSLContext]
+    roles_context: Callable[[tuple[str, ...]], ssl.SSLContext]
+    heartbeat: Callable[[], HeartbeatRecord | None]
     report: Callable[[Diagnosis], None] | None
 
     @property

@@ -18,6 +18,7 @@ from stormline.client.network import NetworkStatus, Told
 from stormline.client.outside import REAL, Outside
 from stormline.client.runtime import Runtime
 from stormline.core import errors
+from stormline.core.limits_diagnosis import DIAGNOSIS_NAT_LIMIT_S
 from stormline.policy.activity import Activity
 from stormline.policy.level import Quality
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from stormline.client.configured import ForeignContext
     from stormline.client.feedback import Feedback
-    from stormline.telemetry.diagnosis import Diagnosis
+    from stormline.telemetry.diagnosis import Diagnosis, NatProgress
     from stormline.wire.bundle import Bundle
     from stormline.wire.plan import Home
 else:
@@ -202,12 +203,15 @@ class AsyncTransport(AsyncBaseTransport):
         *,
         trace: bool = True,
         nat: bool = False,
+        nat_limit_s: float = DIAGNOSIS_NAT_LIMIT_S,
+        nat_told: "Callable[[NatProgress], None] | None" = None,
         plain_url: str | None = None,
         plain_sha256: str = "",
     ) -> "Diagnosis":
         """Find out what is wrong with the network, or with the way to an origin; see `AsyncClient.diagnose`."""
         return await self.runtime().diagnostics().diagnose(
-            url, trace=trace, nat=nat, plain_url=plain_url, plain_sha256=plain_sha256
+            url, trace=trace, nat=nat, nat_limit_s=nat_limit_s, nat_told=nat_told,
+            plain_url=plain_url, plain_sha256=plain_sha256,
         )  # fmt: skip
 
     def forget(self) -> None:
@@ -388,13 +392,18 @@ class Transport(BaseTransport):
         *,
         trace: bool = True,
         nat: bool = False,
+        nat_limit_s: float = DIAGNOSIS_NAT_LIMIT_S,
+        nat_told: "Callable[[NatProgress], None] | None" = None,
         plain_url: str | None = None,
         plain_sha256: str = "",
     ) -> "Diagnosis":
         """Find out what is wrong; see `AsyncClient.diagnose`. Any thread may call it."""
         return BACKGROUND.run(
-            self._inner.diagnose(url, trace=trace, nat=nat, plain_url=plain_url, plain_sha256=plain_sha256)
-        )
+            self._inner.diagnose(
+                url, trace=trace, nat=nat, nat_limit_s=nat_limit_s, nat_told=nat_told,
+                plain_url=plain_url, plain_sha256=plain_sha256,
+            )
+        )  # fmt: skip
 
     def forget(self) -> None:
         """Forget what was learned of networks and hosts; see `AsyncTransport.forget`. Any thread may call it."""

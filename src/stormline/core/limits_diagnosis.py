@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from stormline.core import limits_heartbeat
+
 # -- a diagnosis ------------------------------------------------------------------------------------------------------
 DIAGNOSIS_S: Final = 10.0
 """The whole of it: people wait that long for an explanation. What is not done by then is told as unknown."""
@@ -65,6 +67,23 @@ DIAGNOSIS_TEXT_CHARS_MAX: Final = 200
 """A text that comes from outside, such as the subject of a certificate."""
 DIAGNOSIS_TRACE_PORT: Final = 33434
 """First of the UDP ports that nobody listens on by custom; one for each hop."""
+# -- how long the network keeps silent connections --------------------------------------------------------------------
+DIAGNOSIS_NAT_LIMIT_S: Final = 300.0
+"""The longest silence that is tried unless the caller says: mobile networks forget after one to five minutes."""
+DIAGNOSIS_NAT_LIMIT_S_MIN: Final = 8.0
+"""The least such: the shortest silence is then half a second, a packet's time on a slow network."""
+DIAGNOSIS_NAT_LIMIT_S_MAX: Final = limits_heartbeat.HEARTBEAT_MAX_S
+"""The most: no heartbeat is longer."""
+DIAGNOSIS_NAT_CONNECTIONS: Final = 8
+"""Connections side by side, each silent for a time of its own: a browser opens six to a server."""
+DIAGNOSIS_NAT_SPAN: Final = 16.0
+"""The longest silence is so many times the shortest: the limit is then found within half of itself."""
+DIAGNOSIS_NAT_ANSWER_S: Final = 8.0
+"""From the use of a connection that was silent until it counts as lost: as `HEARTBEAT_ANSWER_S`."""
+DIAGNOSIS_NAT_REST_S: Final = 0.4
+"""From the head of an answer for what else belongs to it: shorter than the shortest silence."""
+DIAGNOSIS_NAT_TOLD_S: Final = 1.0
+"""Between two words of how far it is."""
 # -- what a diagnosis concludes ---------------------------------------------------------------------------------------
 DIAGNOSIS_CLOCK_S: Final = 300.0
 """How far our clock may be from a server's: less harms nobody, and servers are off by minutes themselves."""

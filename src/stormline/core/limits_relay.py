@@ -70,6 +70,12 @@ RELAY_REPLAYS_MAX: Final = 200_000
 """Requests that are not safe, remembered for twice that window, some 120 bytes each: 1,600 a second. More are refused,
 never forgotten."""
 
+# -- the bundle -------------------------------------------------------------------------------------------------------
+BUNDLE_RELAYS_MAX: Final = 8
+"""Relays in a client bundle: a first request tries one or two, and a bundle lives as long as an app's version."""
+BUNDLE_RELAY_HOSTS_MAX: Final = 100
+"""Hosts that one of them is named for: as many as a plan has (`limits.PLAN_HOSTS_MAX`)."""
+
 # -- the client -------------------------------------------------------------------------------------------------------
 RELAY_BESIDE_S: Final = 2.0
 """A read that has come to no connection for so long is asked through a relay too: TCP and TLS take three round trips, a

@@ -17,6 +17,12 @@ _HEAD_BYTES_MAX: Final = 32 * 1024
 class Asked:
     """One question and what came of it, as far as it has come.
 
+    Args:
+        host: the value of `Host`.
+        target: path and query.
+        method: GET or HEAD.
+        keep: leave the connection open for another question.
+
     Attributes:
         status: of the answer, 0 before it came.
         first_byte_s: from the question's last byte to the answer's first; None before.
@@ -25,10 +31,10 @@ class Asked:
         whole: all that was to come has, or as much as was to be read.
     """
 
-    def __init__(self, host: str, target: str = "/", method: str = "GET") -> None:
+    def __init__(self, host: str, target: str = "/", method: str = "GET", *, keep: bool = False) -> None:
         self._text = (
             f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: stormline-diagnose\r\nAccept: */*\r\n"
-            "Cache-Control: no-cache\r\nConnection: close\r\n\r\n"
+            f"Cache-Control: no-cache\r\nConnection: {'keep-alive' if keep else 'close'}\r\n\r\n"
         ).encode("latin-1")
         self._bodyless = method == "HEAD"
         self.status = 0

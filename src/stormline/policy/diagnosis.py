@@ -5,18 +5,19 @@
  1. permission       the system lets this program use no network
  2. airplane, no_network   there is no way out, and nothing answered without one
  3. captive_portal   a page of the network's came where the open network would have said "open", or status 511
- 4. dns_hijack       the system and another source give different addresses; only the other's show the certificate
- 5. dns_broken       the system gives no address, while others have one or the rest of the network works
- 6. proxy_fault      requests go by a proxy, and that takes none
- 7. tls_interception nobody shows a trusted certificate, somebody one for the right name from an unknown issuer
- 8. clock_wrong      certificates out of their time, or a server's clock far from ours
- 9. mtu_blackhole    what was silent answers as soon as packets are small
-10. strangers        a certificate for another name: a hijack, a portal or a server, by what else is known
-11. injected_page    a page in clear HTTP is not what it should be
-12. ipv6_broken, udp_blocked, udp_degraded, slow, ok   the origin answered: what of the way there is bad
-13. server_side      the network works and the server does not: it refuses, fails, or is the only one that is silent
-14. router_fault, dead_wifi   nothing beyond the router answers; the router itself may not
-15. unknown          nothing of all that
+ 4. by gateways      the plan names gateways and no address: whether they answer decides, a missing name does not
+ 5. dns_hijack       the system and another source give different addresses; only the other's show the certificate
+ 6. dns_broken       the system gives no address, while others have one or the rest of the network works
+ 7. proxy_fault      requests go by a proxy, and that takes none
+ 8. tls_interception nobody shows a trusted certificate, somebody one for the right name from an unknown issuer
+ 9. clock_wrong      certificates out of their time, or a server's clock far from ours
+10. mtu_blackhole    what was silent answers as soon as packets are small
+11. strangers        a certificate for another name: a hijack, a portal or a server, by what else is known
+12. injected_page    a page in clear HTTP is not what it should be
+13. ipv6_broken, udp_blocked, udp_degraded, slow, ok   the origin answered: what of the way there is bad
+14. server_side      the network works and the server does not: it refuses, fails, or is the only one that is silent
+15. router_fault, dead_wifi   nothing beyond the router answers; the router itself may not
+16. unknown          nothing of all that
 
 So what explains more comes first: a lying resolver before the wrong certificate that it leads to, a wrong clock before
 the certificate that it makes look old. Confidence is high only where the evidence leaves nothing else that is likely;
@@ -181,6 +182,9 @@ class _Facts:
     hops_beyond: bool = False
     doh_answered: bool = False
     dispatch_answered: bool = False
+    by_gateway: bool = False
+    gateways: list[str] = field(default_factory=list)
+    """How far each gateway of the plan was reached: empty where it answers, else why not."""
     silent_others: int = 0
     """Servers for names that are reached by address, and are silent."""
 
@@ -188,6 +192,11 @@ class _Facts:
     def answered(self) -> bool:
         """The origin gave an answer of its own."""
         return self.http_state == CheckState.OK
+
+    @property
+    def by_gateways_alone(self) -> bool:
+        """The platform serves the host, its gateways were tried, and nobody names an address of the host's own."""
+        return self.by_gateway and bool(self.gateways) and not (self.places or self.http_state or self.proxy)
 
     @property
     def verified(self) -> list[_Place]:
@@ -289,6 +298,7 @@ def _read_doh(facts: _Facts, state: str, data: Mapping[str, Any]) -> None:
 def _read_dispatch(facts: _Facts, state: str, data: Mapping[str, Any]) -> None:
     facts.others |= _words(data, "addresses")
     facts.dispatch_answered |= state == CheckState.OK and bool(_flag(data, "fresh"))
+    facts.by_gateway |= bool(_flag(data, "by_gateway"))
     facts.silent_others += state == CheckState.BAD
 
 
@@ -304,6 +314,8 @@ def _place(facts: _Facts, data: Mapping[str, Any]) -> _Place | None:
 
 
 def _read_tcp(facts: _Facts, state: str, data: Mapping[str, Any]) -> None:
+    if _text(data, "role") == "gateway" and state != CheckState.UNKNOWN:
+        facts.gateways.append("" if state == CheckState.OK else _text(data, "reason") or Reason.FAILED.value)
     place = _place(facts, data)
     if place is None or state == CheckState.UNKNOWN:
         return
@@ -398,6 +410,7 @@ def _permission(facts: _Facts) -> _Said:
 
 def _no_network(facts: _Facts) -> _Said:
     reached = any(each.tcp or each.tcp_reason == Reason.REFUSED for each in facts.places.values())
+    reached |= any(each in ("", Reason.REFUSED) for each in facts.gateways)
     if facts.answered or reached or facts.routed is not False:
         return None
     if facts.airplane:
@@ -415,6 +428,29 @@ def _portal(facts: _Facts) -> _Said:
     elsewhere = "" if _flag(facts.clear, "injected") else _text(facts.clear, "redirects_to")
     if elsewhere and not facts.verified and not facts.answered:
         return Cause.CAPTIVE_PORTAL, False, f"the origin is not reached, and clear HTTP leads to {elsewhere}"
+    return None
+
+
+def _gateways(facts: _Facts) -> _Said:
+    if not facts.by_gateways_alone:
+        return None
+    if "" in facts.gateways:
+        name = f"; the system has no address for it ({facts.system_error}), and none is needed"
+        return Cause.OK, True, f"the platform's gateways serve it, and they answer{name if facts.system_error else ''}"
+    if any(each in (Reason.UNTRUSTED, Reason.WRONG_NAME) for each in facts.gateways):
+        return Cause.TLS_INTERCEPTION, False, "somebody else answers in the place of the platform's gateways"
+    if Reason.REFUSED in facts.gateways:
+        why = "the platform's gateways, which serve it, refuse connections"
+        return Cause.SERVER_SIDE, bool(facts.far), "; ".join(filter(None, (why, facts.far)))
+    if not all(each in _DARK for each in facts.gateways):
+        return (
+            Cause.SERVER_SIDE,
+            False,
+            "the platform's gateways, which serve it, do not finish TLS",
+        )
+    if facts.something_far:
+        why = f"the platform's gateways, which serve it, are silent; {facts.something_far}"
+        return Cause.SERVER_SIDE, bool(facts.far), why
     return None
 
 
@@ -439,7 +475,7 @@ def _hijack(facts: _Facts) -> _Said:
 
 
 def _names(facts: _Facts) -> _Said:
-    if facts.system or not facts.system_error:
+    if facts.system or not facts.system_error or facts.by_gateways_alone:
         return None
     absent = facts.system_error == "absent"
     if any(each.tls or each.tcp for each in facts.places.values() if each.address in facts.others):
@@ -621,6 +657,7 @@ def _dark(facts: _Facts) -> _Said:
     quiet = len(silent) + facts.silent_others
     quiet += sum(each.finding == Finding.SILENT and not each.near for each in facts.servers)
     quiet += facts.captive == Finding.SILENT
+    quiet += sum(each in _DARK for each in facts.gateways)
     if facts.gateway == Finding.SILENT:
         if facts.weak_signal:
             return Cause.DEAD_WIFI, False, "the router is silent, and its signal is weak"
@@ -647,6 +684,6 @@ def _network_alone(facts: _Facts) -> _Said:
 
 
 _RULES: Final = (
-    _permission, _no_network, _portal, _hijack, _names, _proxy, _interception, _clock, _blackhole, _strangers,
-    _injected, _answered, _server, _dark, _network_alone,
+    _permission, _no_network, _portal, _gateways, _hijack, _names, _proxy, _interception, _clock, _blackhole,
+    _strangers, _injected, _answered, _server, _dark, _network_alone,
 )  # fmt: skip

@@ -4,7 +4,7 @@ It holds no credentials, no query and no body. What is told of the device's own 
 address of its next router and of the routers on the way; not the device's own addresses, and no name of a WiFi.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,24 @@ class Check(msgspec.Struct, kw_only=True):
     took_s: float = 0.0
     detail: str = ""
     data: dict[str, Any] = {}
+
+
+class NatProgress(NamedTuple):
+    """How far it is found out how long the network keeps silent connections.
+
+    Attributes:
+        waited_s: since it began.
+        limit_s: the longest silence that is tried.
+        waiting: connections that are silent still.
+        answered_s: the longest silence that was survived so far; 0 for none.
+        lost_s: the shortest that was lost, above that; None for none.
+    """
+
+    waited_s: float
+    limit_s: float
+    waiting: int
+    answered_s: float
+    lost_s: float | None
 
 
 class Diagnosis(msgspec.Struct, kw_only=True):

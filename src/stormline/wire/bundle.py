@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from stormline.core import errors, ids, limits, limits_network
+from stormline.core import errors, ids, limits, limits_network, limits_relay
 from stormline.core.values import Address, parse_address
 from stormline.wire import hostname, jws, strictjson
 
@@ -35,6 +35,22 @@ class Centre(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     plain_port: _PortOrNone = 0
 
 
+class Relay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A relay that may be used before any plan is there.
+
+    Attributes:
+        host: IP literal.
+        port: clear HTTP; what goes there is sealed.
+        keys: the keys to seal for, `application/ohttp-keys` as base64url; good until the relay's key is changed.
+        hosts: hosts that it fetches. Where a plan is held that knows a host, its word alone counts for that one.
+    """
+
+    host: str
+    port: _Port
+    keys: str
+    hosts: tuple[str, ...]
+
+
 class Bundle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a client knows before it has asked anybody.
 
@@ -48,6 +64,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         token: device token, empty where the client enrols itself or the app sets one.
         preload: hosts to ask for at start.
         centres: scheduling centres with what else is known of them; those of `dispatch` need not be among them.
+        relays: relays for where no scheduling centre answers, best first.
     """
 
     format: str = FORMAT
@@ -59,6 +76,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token: str = ""
     preload: tuple[str, ...] = ()
     centres: tuple[Centre, ...] = ()
+    relays: tuple[Relay, ...] = ()
 
     def addresses(self) -> tuple[Address, ...]:
         """Give the scheduling centres' addresses.
@@ -114,6 +132,29 @@ def decode(data: bytes, *, where: str = "bundle") -> Bundle:
         raise errors.BundleError(f"{where}: {error}") from error
     if len(bundle.centres) > limits_network.CENTRES_MAX:
         raise errors.BundleError(f"{where}: {len(bundle.centres)} centres, at most {limits_network.CENTRES_MAX}")
+    _check_relays(bundle, where)
     if not bundle.dispatch_keys:
         raise errors.BundleError(f"{where}: it holds no dispatch key, no answer could be trusted")
     return bundle
+
+
+def _check_relays(bundle: Bundle, where: str) -> None:
+    if len(bundle.relays) > limits_relay.BUNDLE_RELAYS_MAX:
+        raise errors.BundleError(f"{where}: {len(bundle.relays)} relays, at most {limits_relay.BUNDLE_RELAYS_MAX}")
+    for relay in bundle.relays:
+        place = f"{where}: relay {relay.host[:40]}"
+        if not Address(relay.host, relay.port).is_ip:
+            raise errors.BundleError(f"{place}: expected an IP address")
+        if len(relay.hosts) > limits_relay.BUNDLE_RELAY_HOSTS_MAX:
+            raise errors.BundleError(
+                f"{place}: {len(relay.hosts)} hosts, at most {limits_relay.BUNDLE_RELAY_HOSTS_MAX}"
+            )
+        try:
+            keys = jws.b64url_decode(relay.keys)
+            for host in relay.hosts:
+                if hostname.normalise(host) != host:
+                    raise errors.BundleError(f"{place}: host {host[:80]!r}: expected it as DNS has it, in lower case")
+        except (errors.ConfigError, ValueError) as error:
+            raise errors.BundleError(f"{place}: {error}") from error
+        if not 0 < len(keys) <= limits_relay.RELAY_KEYS_BYTES_MAX:
+            raise errors.BundleError(f"{place}: {len(keys)} bytes of keys")

@@ -1,7 +1,7 @@
 """Sealing for a public key: HPKE (RFC 9180), base mode, with X25519 and HKDF-SHA256, as Oblivious HTTP needs it.
 
     enc, context = sender(public, info, aead=AES_128_GCM, entropy=rng.token_bytes(32))    # one side
-    context = recipient(enc, private, info, aead=AES_128_GCM)                             # the other
+    context = recipient(enc, PrivateKey(private), info, aead=AES_128_GCM)                 # the other
 
 Both contexts then seal and open the same messages in the same order, and export the same secrets.
 """
@@ -126,7 +126,16 @@ def sender(public: bytes, info: bytes, *, aead: int, entropy: bytes) -> tuple[by
     return enc, Context(context)
 
 
-def recipient(enc: bytes, private: X25519PrivateKey, info: bytes, *, aead: int) -> Context:
+class PrivateKey:
+    """A private key as `recipient` takes it: made once for a key, as making it costs a twentieth of an exchange."""
+
+    __slots__ = ("kem",)
+
+    def __init__(self, private: X25519PrivateKey) -> None:
+        self.kem = KEMKey.from_pyca_cryptography_key(private)
+
+
+def recipient(enc: bytes, private: PrivateKey, info: bytes, *, aead: int) -> Context:
     """Begin to open what was sealed for a key.
 
     Args:
@@ -138,8 +147,7 @@ def recipient(enc: bytes, private: X25519PrivateKey, info: bytes, *, aead: int) 
     Raises:
         ValueError: it is nothing that a sender gives.
     """
-    key = KEMKey.from_pyca_cryptography_key(private)
     try:
-        return Context(_suite(aead).create_recipient_context(enc, key, info=info))
+        return Context(_suite(aead).create_recipient_context(enc, private.kem, info=info))
     except PyHPKEError as error:
         raise ValueError(str(error)) from error

@@ -101,6 +101,11 @@ class GatewayKey:
         """Its public part."""
         return self.private.public_key().public_bytes_raw()
 
+    @cached_property
+    def opener(self) -> hpke.PrivateKey:
+        """What opens requests."""
+        return hpke.PrivateKey(self.private)
+
     @property
     def config(self) -> KeyConfig:
         """What clients are told."""
@@ -414,7 +419,7 @@ class _Receiver:
         if key is None or kem != hpke.X25519 or suite not in key.suites or not suite.known:
             raise errors.UnknownKeyError(f"no key {header[0]} with algorithms {kem:#06x} {kdf:#06x} {aead:#06x}")
         try:
-            self.context = hpke.recipient(enc, key.private, label + b"request\0" + header, aead=aead)
+            self.context = hpke.recipient(enc, key.opener, label + b"request\0" + header, aead=aead)
         except ValueError as error:
             raise errors.SignatureError(f"no key was sent that can be used: {error}") from None
         self.response = _response_key(self.context, enc, suite, label)

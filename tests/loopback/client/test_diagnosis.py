@@ -11,6 +11,8 @@ import hashlib
 import json
 import socket
 import ssl
+import struct
+import sys
 
 import dns.message
 import dns.rdatatype
@@ -50,7 +52,8 @@ DAY = datetime.timedelta(days=1)
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     for name, value in (("STALL_S", 0.2), ("QUIC_PAUSE_S", 0.02), ("QUIC_S", 0.3), ("QUIET_LOOK_S", 0.01),
-                        ("TRACE_S", 0.3), ("MTU_S", 0.1)):  # fmt: skip
+                        ("TRACE_S", 0.3), ("MTU_S", 0.1), ("NAT_LIMIT_S_MIN", 0.8), ("NAT_REST_S", 0.02),
+                        ("NAT_TOLD_S", 0.05)):  # fmt: skip
         monkeypatch.setattr(limits, f"DIAGNOSIS_{name}", value)
     # A busy machine is no slow network.
     monkeypatch.setattr(limits, "DIAGNOSIS_SLOW_RTT_S", 60.0)
@@ -145,15 +148,89 @@ async def test_sync_client_and_wish_for_nat_get_an_answer(origin):
 
     def ask():
         with stormline.Client(config=stormline.Config(network_watch="off", trust_env=False)) as client:
-            return client.diagnose(shop.url(), nat=True, trace=False)
+            return client.diagnose(shop.url(), nat=True, nat_limit_s=0.8, trace=False)
 
     try:
         found = await asyncio.to_thread(ask)
     finally:
         BACKGROUND.stop()
     assert found.verdict == "ok"
-    assert only(found, CheckName.NAT).state is CheckState.SKIPPED
+    assert only(found, CheckName.NAT).data["answered_s"] >= 0.76
     assert only(found, CheckName.TRACE).detail == "not asked for"
+
+
+# -- silence that is kept ---------------------------------------------------------------------------------------------
+def ends_after(silence_s, *, hard=False):
+    """Serve HTTP/1.1, and end a connection that is silent for so long; `hard`: with a reset."""
+
+    async def serve(reader, writer):
+        with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
+            while True:
+                async with asyncio.timeout(silence_s):
+                    await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        if hard:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    return serve
+
+
+@pytest.mark.parametrize("hard", [False, True])
+async def test_end_by_the_server_is_no_limit_of_the_network_and_a_reset_may_be(diagnose, hard):
+    told = []
+    server = await asyncio.start_server(ends_after(0.3, hard=hard), HERE, 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        found = await diagnose(
+            f"http://{HERE}:{port}/", ask={"nat": True, "nat_limit_s": 0.8, "nat_told": told.append, "trace": False}
+        )
+    nat = only(found, CheckName.NAT)
+    assert nat.state is CheckState.OK
+    assert nat.data["answered_s"] > 0.0
+    assert told[-1].limit_s == 0.8
+    if hard:
+        assert nat.data["reset"]
+        assert 0.0 < nat.data["lost_s"] < 0.8
+        assert "is reset after" in nat.detail
+    else:
+        assert nat.data["lost_s"] is None
+        assert 0.0 < nat.data["closed_s"] < 0.8
+        assert told[-1].waiting == 0
+        assert "the server ends" in nat.detail
+
+
+async def test_measurement_is_bounded_and_can_be_given_up(origin):
+    shop = await origin(dated())
+    async with stormline.AsyncClient(config=stormline.Config(network_watch="off", trust_env=False)) as client:
+        for limit_s in (0.0, -1.0, float("nan"), float("inf"), limits.DIAGNOSIS_NAT_LIMIT_S_MAX * 1.01):
+            with pytest.raises(errors.ConfigError, match="nat_limit_s"):
+                await client.diagnose(shop.url(), nat=True, nat_limit_s=limit_s)
+        told = asyncio.Queue()
+        asking = asyncio.create_task(
+            client.diagnose(shop.url(), nat=True, nat_limit_s=3600.0, trace=False, nat_told=told.put_nowait)
+        )
+        progress = await told.get()
+        assert progress.waiting == limits.DIAGNOSIS_NAT_CONNECTIONS
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+async def test_what_the_long_connection_has_learned_is_told_where_nothing_can_be_measured():
+    async with stormline.AsyncClient(config=stormline.Config(network_watch="off", trust_env=False)) as client:
+        steering = client._storm.runtime().steering
+        unknown = await client.diagnose(None, nat=True)
+        heartbeats, now = steering.strategy.heartbeats, asyncio.get_running_loop().time()
+        heartbeats.observe(steering.network.id, 240.0, now, alive=True)
+        heartbeats.observe(steering.network.id, 300.0, now, alive=False)
+        heartbeats.dialled(steering.network.id, now, worked=True)
+        found = await client.diagnose(None, nat=True)
+    assert only(unknown, CheckName.NAT).state is CheckState.SKIPPED
+    nat = only(found, CheckName.NAT)
+    assert nat.data["learned"] == {"answered_s": 240.0, "lost_s": 300.0, "settled": False}
+    assert "answered after 240 s" in nat.detail
 
 
 async def test_network_alone_is_looked_at_where_nothing_has_failed_yet(diagnose):
@@ -555,7 +632,7 @@ async def test_scheduling_centre_is_asked_and_its_addresses_and_gateways_are_rea
     shop = await origin(dated())
     port = shop.address.port
     direct = Endpoint(host=HERE, port=port, carrier=Carrier.H1)
-    gateway = Endpoint(host=HERE, port=port, carrier=Carrier.LONG_TLS, server_name="gateway.test")
+    gateway = Endpoint(host=HERE, port=1, carrier=Carrier.LONG_TLS, server_name="gateway.test")
     there = await world(hosts={SHOP: HostPlan(endpoints=(direct, gateway))}, apps={APP: frozenset({SHOP})})
     async with stormline.AsyncClient(config=there.config(), outside=names(HERE)) as client:
         found = await client.diagnose(f"http://{SHOP}:{port}/", trace=False)
@@ -565,10 +642,48 @@ async def test_scheduling_centre_is_asked_and_its_addresses_and_gateways_are_rea
     roles = {check.data.get("role", ""): check for check in found.named(CheckName.TCP)}
     assert {"system", "dispatch"} <= set(roles[""].data["sources"])
     assert roles["gateway"].data["carrier"] == "sl-tls"
-    assert only(nothing, CheckName.DNS_DISPATCH).data == {"addresses": [], "fresh": True}
+    assert (roles["gateway"].state, roles["gateway"].data["reason"]) == (CheckState.BAD, Reason.REFUSED)
+    assert only(nothing, CheckName.DNS_DISPATCH).data == {"addresses": [], "fresh": True, "by_gateway": False}
+
+
+async def test_host_that_only_the_platform_serves_is_well_where_its_gateways_answer(world):
+    """It has no name; the plan says that requests go by the gateways, so that is what counts."""
+    from stormline.testing.gateway import answering
+
+    there = await world(answering())
+    async with stormline.AsyncClient(config=there.config(), outside=names()) as client:
+        found = await client.diagnose(f"https://{HOST}/", trace=False)
+    assert (found.verdict, found.confidence) == ("ok", "high"), found.why
+    assert "gateways" in found.why
+    assert only(found, CheckName.DNS_SYSTEM).data["error"] == "absent"
+    assert only(found, CheckName.TCP).data["role"] == "gateway"
+    dead = Endpoint(host=HERE, port=1, carrier=Carrier.LONG_TLS, server_name="gateway.test")
+    there = await world(hosts={HOST: HostPlan(endpoints=(dead,))}, apps={APP: frozenset({HOST})})
+    async with stormline.AsyncClient(config=there.config(), outside=names()) as client:
+        found = await client.diagnose(f"https://{HOST}/", trace=False)
+    assert (found.verdict, found.confidence) == ("server_side", "high"), found.why
+    assert "refuse" in found.why
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
+def test_command_shows_how_far_a_measurement_is_on_a_terminal_alone(capsys, monkeypatch):
+    from stormline.cli.diagnose import _progress
+    from stormline.telemetry.diagnosis import NatProgress
+
+    with _progress(json=False) as told:
+        assert told is None  # what is behind a pipe wants the end alone
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with _progress(json=True) as told:
+        assert told is None
+    with _progress(json=False) as told:
+        told(NatProgress(61.0, 300.0, 5, 40.4, None))
+        told(NatProgress(90.0, 300.0, 4, 40.4, 60.0))
+    shown = capsys.readouterr().out
+    assert "4 connections silent for 90 of 300 s; answered after 40 s, lost after 60 s" in shown
+
+
 @pytest.mark.parametrize("status", ["200 OK", "503 No"])
 async def test_command_prints_the_diagnosis_and_ends_with_its_code(origin, capfd, monkeypatch, status):
     async def answer(request, writer):

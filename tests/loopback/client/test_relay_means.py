@@ -6,12 +6,14 @@ import socket
 import ssl
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from types import SimpleNamespace
 
 import httpx2
 import msgspec
 import pytest
 
 import stormline
+from stormline.client.relaying import by_host
 from stormline.core import errors, limits_relay
 from stormline.core.values import Address
 from stormline.dispatch.rules import RuleSet, check
@@ -21,7 +23,9 @@ from stormline.net.trust import roles_context
 from stormline.relay import keys, service
 from stormline.testing.origin import plain
 from stormline.testing.world import APP, bundle_for, running_dispatch, wait_until
+from stormline.wire import bundle as bundles
 from stormline.wire import jws, ohttp
+from stormline.wire.bundle import Relay
 from stormline.wire.plan import SEALED, Endpoint, HostPlan, Policy
 
 pytestmark = pytest.mark.loopback
@@ -88,6 +92,17 @@ async def running(config):
         await task
 
 
+@pytest.fixture(name="foreign_tls")
+async def _foreign_tls(pki):
+    """Give the address of somebody else's server."""
+    files = pki.ca.issue("stranger", names=["bank.test"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield Address(*server.sockets[0].getsockname())
+
+
 @pytest.fixture(name="platform")
 async def _platform(pki, trust, names, origin, tmp_path):
     """Make a platform whose clients cannot reach the origin themselves: connections to it are refused, or as told."""
@@ -96,7 +111,7 @@ async def _platform(pki, trust, names, origin, tmp_path):
     context.load_cert_chain(files.certificate, files.key)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(direct=None, **config):
+        async def make(direct=None, bundled=(), **config):
             real = await origin(told, ssl=context)
             key = keys.write_key(tmp_path / "relay.key", 1)
             settings = service.RelayConfig(
@@ -109,7 +124,12 @@ async def _platform(pki, trust, names, origin, tmp_path):
             hosts = {NAME: HostPlan(dns=True, policy=Policy(relays=(relay,)))}
             source = HeldRules(check(RuleSet(version=1, hosts=hosts, apps={APP: frozenset({NAME})})))
             dispatch, _ = await stack.enter_async_context(running_dispatch(pki, source.current(), source=source))
-            given = {"bundle": bundle_for(pki, dispatch), "trust_env": False, "report": False} | config
+            bundle = bundle_for(pki, dispatch)
+            if bundled:  # all that the client has: no scheduling centre answers
+                place = Relay(host=relay.host, port=relay.port, keys=relay.keys, hosts=bundled)
+                bundle = bundle_for(pki, dispatch, dispatch=("127.0.0.1:1",), centres=(), relays=(place,))
+                bundle = bundles.decode(bundles.encode(bundle))
+            given = {"bundle": bundle, "trust_env": False, "report": False} | config
             if direct is None:
                 with socket.create_server(("127.0.0.1", 0)) as gone:
                     direct = Address(*gone.getsockname())
@@ -130,6 +150,41 @@ async def test_what_cannot_go_direct_goes_through_the_relay(platform):
     assert record(response).attempts[-1].failure == ""
     assert response.headers["etag"] == '"1"'
     assert here.http.cookies["a"] == "b"
+
+
+async def test_first_read_of_a_client_that_has_its_bundle_alone_goes_through_the_bundles_relay(platform, foreign_tls):
+    """No scheduling centre answers, and the name leads to a stranger."""
+    here = await platform(direct=foreign_tls, bundled=(NAME,))
+    response = await here.http.get(here.url("/first"))
+    assert (response.status_code, response.content) == (200, b"GET /first ")
+    assert means_of(response)[-1] == "relay"
+    assert here.transport.runtime().scheduling.plan is None
+
+
+async def test_bundles_relay_is_for_the_hosts_it_is_named_for_and_for_tls_alone(platform, foreign_tls):
+    here = await platform(direct=foreign_tls, bundled=("other.test",))
+    with pytest.raises(httpx2.TransportError):
+        await here.http.get(here.url("/first"))
+    assert here.origin.requests == []
+    relaying = here.transport.runtime()._executor.relaying
+    for scheme, host, number in (("https", "other.test", 1), ("http", "other.test", 0), ("https", NAME, 0)):
+        assert len(relaying.steps(run_of(host, scheme))) == number
+
+
+def run_of(host, scheme="https"):
+    return SimpleNamespace(request=SimpleNamespace(scheme=scheme, host=host), limits=SimpleNamespace(command=None))
+
+
+async def test_plan_that_knows_a_host_overrules_the_bundles_relay(platform):
+    here = await platform()
+    relaying = here.transport.runtime()._executor.relaying
+    place = Relay(host="192.0.2.9", port=80, keys=here.relay.keys, hosts=(NAME, "unheard.test"))
+    relaying._bundled = by_host([place])
+    await here.command(relays=())
+    with pytest.raises(httpx2.TransportError):
+        await here.http.get(here.url("/"))
+    assert here.origin.requests == []
+    assert [step.addresses[0].host for step in relaying.steps(run_of("unheard.test"))] == ["192.0.2.9"]
 
 
 async def test_a_write_goes_once_and_says_when_it_was_made(platform):

@@ -1,6 +1,7 @@
 """A real relay and gateway on loopback, before a real origin over TLS: what gets through, what not, and who sees it."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import ssl
@@ -202,6 +203,21 @@ async def test_an_unknown_key_is_told_outside_so_that_the_client_fetches_it(stag
 async def test_what_is_no_sealed_request_is_refused_outside(stage, content, media, status):
     answer = await stage.http.post(stage.relay, content=content, headers={"content-type": media})
     assert answer.status_code == status
+    assert stage.origin.seen == []
+
+
+@pytest.mark.parametrize("media", [ohttp.REQUEST_TYPE, ohttp.CHUNKED_REQUEST_TYPE])
+async def test_a_head_that_does_not_come_is_not_waited_for(stage, media, monkeypatch):
+    monkeypatch.setattr(limits_relay, "RELAY_HEAD_S", 0.2)
+    sealed = ohttp.RequestSealer(stage.config, entropy=RNG.token_bytes(32)).chunk(b"\0" * 50)
+    reader, writer = await asyncio.open_connection(*stage.relay.split("/")[2].split(":"))
+    with contextlib.closing(writer):
+        writer.write(f"POST / HTTP/1.1\r\nhost: relay\r\ncontent-type: {media}\r\ncontent-length: 99\r\n\r\n".encode())
+        for piece in (sealed[:30], sealed[30:40]):
+            writer.write(piece)
+            await writer.drain()
+        async with asyncio.timeout(10):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
     assert stage.origin.seen == []
 
 
