@@ -219,7 +219,8 @@ class Platform:
         layout.write(self._place.role(ENGINE), run)
         try:
             self._answers(run, engine.answered)
-            return _reason(await child.wait(), "")
+            reason = await server.wait()
+            return reason or _reason(await child.wait(), "")
         finally:
             layout.remove(self._place.role(ENGINE))
 

@@ -115,7 +115,7 @@ async def check_external_engine(settings: Settings, *, rng: Rng) -> None:
 def core_engine(settings: Settings) -> EngineConfig:
     """Say how the platform's own roles connect to the engine."""
     nats = settings.nats
-    return EngineConfig(url=nats.url, user=nats.core_user, password=Secret(nats.core_password))
+    return EngineConfig(url=nats.url, user=nats.core_user, password=Secret(nats.core_password), replicas=nats.replicas)
 
 
 def with_engine(resolved: layout.Resolved, server: RunningServer) -> layout.Resolved:

@@ -19,12 +19,13 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _benches() -> dict[str, Callable[[], "list[Row]"]]:
-    from stormline.bench import client, dispatch, gateway, heartbeat, netlog, relay
+    from stormline.bench import client, dispatch, engine, gateway, heartbeat, netlog, relay
     from stormline.cli import levels
 
     return {
         "client": client.run,
         "dispatch": dispatch.run,
+        "engine": engine.run,
         "gateway": gateway.run,
         "heartbeat": heartbeat.run,
         "levels": levels.run,
@@ -38,7 +39,7 @@ def bench(
         str,
         typer.Argument(
             metavar="NAME",
-            help="client, dispatch, gateway, heartbeat, levels, netlog or relay; 'all' runs every one there is.",
+            help="client, dispatch, engine, gateway, heartbeat, levels, netlog or relay; 'all' runs every one.",
         ),
     ] = "all",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for NAME.json.")] = Path("bench/results"),

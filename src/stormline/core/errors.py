@@ -39,7 +39,8 @@
     │   ├── EngineUnavailable       it is down or unreachable
     │   ├── NoResponders            nobody listens on the subject
     │   ├── EngineTimeout           it took the message, and no answer came in time
-    │   └── Conflict                a key is not at the revision the writer believed
+    │   ├── EngineFull              it has no room for more
+    │   └── Conflict                a key or subject is not at the revision the writer believed
     ├── OutboxError                 a call cannot be left in the outbox: its file cannot be used
     │   └── OutboxFull              it holds too many
     ├── StoreError                  the analytics store cannot do it now
@@ -352,8 +353,12 @@ class EngineTimeout(EngineError):
         super().__init__(message, maybe_delivered=True)
 
 
+class EngineFull(EngineError):
+    """A stream or the engine holds as much as it may; nothing was written."""
+
+
 class Conflict(EngineError):
-    """A key is not at the revision the writer believed, or exists already; nothing was written."""
+    """A key or subject is not at the revision the writer believed, or exists already; nothing was written."""
 
 
 class OutboxError(StormlineError):

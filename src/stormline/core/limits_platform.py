@@ -354,6 +354,38 @@ ENGINE_WATCH_HEARTBEAT_S: Final = 5
 """A watch hears from the server at least this often; after three silent ones it starts anew."""
 ENGINE_WATCH_IDLE_S: Final = 60
 """When the server forgets a watch whose reader went away."""
+ENGINE_MESSAGE_ID_CHARS_MAX: Final = 128
+"""An id that tells a repeated record from a new one: two ids of ours and a word. The server keeps it in memory."""
+ENGINE_DUPLICATES_S: Final = 120
+"""How long a stream knows the ids it has taken: longer than an election, a reconnection and the retries between."""
+ENGINE_RECORD_LIFE_MAX_S: Final = 366.0 * 86400.0
+"""Longest life a record may be given: beyond a year it is an archive and not a stream."""
+ENGINE_READ_RECORDS_MAX: Final = 1000
+"""Records of one read; each is a message of the server to us."""
+ENGINE_READ_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes after which a read ends; the record that passes it is still given. Half a largest message."""
+ENGINE_LAST_SUBJECTS_MAX: Final = 500
+"""Subjects in one question for newest records; the server takes 1,024."""
+ENGINE_BATCH_MAX: Final = 1000
+"""Records a worker gets at once."""
+ENGINE_BATCH_BYTES_MAX: Final = ENGINE_MESSAGE_BYTES_MAX + 64 * 1024
+"""Bytes of one batch, with what the server counts beside data: one largest record always fits."""
+ENGINE_UNFINISHED_MAX: Final = 4 * ENGINE_BATCH_MAX
+"""Records under way with all workers of one name: four full batches; beyond it the engine gives no more."""
+ENGINE_ACK_WAIT_S: Final = 30.0
+"""How long a worker may be silent before its records go to another; running ones say so three times in it."""
+ENGINE_RETRY_PAUSE_S: Final = 1.0
+"""Rest of records whose worker failed; doubles with each failure, up to `ENGINE_RETRY_PAUSE_MAX_S`."""
+ENGINE_RETRY_PAUSE_MAX_S: Final = 60.0
+"""Longest such rest: whatever the worker needs is found again within it."""
+ENGINE_PULL_S: Final = 5.0
+"""How long a question for the next records stands before it is put anew: one that a lost server held is missed no
+longer than this."""
+ENGINE_URLS_LEARNED_MAX: Final = 16
+"""Servers remembered that a cluster named itself, beside those in the settings."""
+ENGINE_ENSURE_S: Final = 1.0
+"""How long a new connection to a single server waits for its buckets and streams before it is used without: messages
+need none of them."""
 ENGINE_DRAIN_S: Final = 1.0
 """How long a closing engine lets running handlers finish."""
 ENGINE_CONNECTIONS_MAX: Final = 4096
@@ -362,8 +394,14 @@ ENGINE_STORE_BYTES_MAX: Final = 8 * 1024 * 1024 * 1024
 """Disk the embedded server may use."""
 ENGINE_MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024
 """Memory its non-persistent buckets may use: more than a million keys at 400 bytes."""
+ENGINE_DISK_LOW_BYTES: Final = 2 * ENGINE_MESSAGE_BYTES_MAX
+"""Free disk below which the embedded server counts as having met a full one: a largest record, and one beside it."""
+ENGINE_DISK_LOOK_S: Final = 1.0
+"""How often that is looked at: one call of the kernel."""
 ENGINE_START_TIMEOUT_S: Final = 20.0
 """From starting the embedded server to its first answer; recovery of a full store reads it once."""
+ENGINE_CLUSTER_START_TIMEOUT_S: Final = 40.0
+"""The same for a member of a cluster, where a leader is elected first; that takes up to 9 s a try."""
 ENGINE_STOP_S: Final = 3.0
 """From SIGTERM to SIGKILL of the embedded server, inside the time a role has to stop."""
 CHILD_LOG_BYTES_MAX: Final = 16 * 1024 * 1024

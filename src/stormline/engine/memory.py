@@ -10,11 +10,12 @@ import contextlib
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from typing import Any
 
 from stormline.core import errors
 from stormline.core import limits_platform as limits
+from stormline.engine.memory_stream import Consuming, MemoryStream, StoredStream
 from stormline.engine.port import (
     Change,
     Entry,
@@ -22,12 +23,15 @@ from stormline.engine.port import (
     Listener,
     Message,
     Reply,
+    StreamConfig,
     check_bucket,
     check_key,
     check_message,
+    check_stream,
     check_subscription,
     error_reply,
     subject_matches,
+    subjects_overlap,
 )
 
 _log = logging.getLogger("stormline.engine")
@@ -133,6 +137,7 @@ class MemoryBroker:
         self.up = True
         self.subscriptions: dict[_Subscription, None] = {}  # a dict: in order of subscription, so runs repeat
         self.buckets: dict[str, _Bucket] = {}
+        self.streams: dict[str, StoredStream] = {}
         self._turns: dict[tuple[str, str], int] = {}
         self.requests: dict[asyncio.Future[Message], None] = {}
 
@@ -147,13 +152,17 @@ class MemoryBroker:
         """Bring it back; subscriptions work again.
 
         Args:
-            restarted: as after a new start of its process: the buckets that are not persistent are empty.
+            restarted: as after a new start of its process: buckets and streams that are not persistent are empty.
         """
         self.up = True
         for bucket in self.buckets.values():
             if restarted and not bucket.persistent:
                 bucket.forget()
             bucket.wake_all(resync=True)
+        for stream in self.streams.values():
+            if restarted and not stream.config.persistent:
+                stream.forget()
+            stream.wake()
 
     def route(self, delivery: _Delivery) -> bool:
         """Hand a message to all interested, of each queue to one in turn. False where nobody is interested."""
@@ -182,7 +191,12 @@ class MemoryEngine:
         self.broker = broker
         self.closed = False
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order, so that runs repeat
-        self._watchers: set[asyncio.Event] = set()
+        self._consumers: dict[Consuming, None] = {}
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the broker is there."""
+        return self.broker.up
 
     @property
     def connected(self) -> bool:
@@ -194,11 +208,12 @@ class MemoryEngine:
         if not self.connected:
             raise errors.EngineUnavailable("engine closed" if self.closed else "engine unavailable")
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run a handler beside us."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
 
     async def request(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None, *, timeout_s: float
@@ -251,11 +266,51 @@ class MemoryEngine:
             raise errors.ConfigError(f"engine bucket {bucket} exists with other properties")
         return MemoryKeyValue(self, found)
 
+    async def stream(
+        self,
+        name: str,
+        subjects: Sequence[str],
+        *,
+        persistent: bool,
+        max_bytes: int,
+        max_age_s: float | None = None,
+        max_per_subject: int | None = None,
+    ) -> MemoryStream:
+        """See `engine.port.Engine.stream`."""
+        wanted = StreamConfig(
+            name=name,
+            subjects=tuple(subjects),
+            persistent=persistent,
+            max_bytes=max_bytes,
+            max_age_s=max_age_s,
+            max_per_subject=max_per_subject,
+        )
+        check_stream(wanted)
+        self.need()
+        found = self.broker.streams.get(name)
+        if found is None:
+            others = [each for stream in self.broker.streams.values() for each in stream.config.subjects]
+            if any(subjects_overlap(mine, other) for mine in subjects for other in others):
+                raise errors.ConfigError(f"engine stream {name}: another stream has one of its subjects")
+            found = self.broker.streams[name] = StoredStream(wanted)
+        elif found.config != wanted:
+            raise errors.ConfigError(f"engine stream {name} exists with other properties")
+        return MemoryStream(self, found)
+
+    def consuming(self, consumer: Consuming) -> None:
+        """Let a consumer run for as long as this engine is open."""
+        if self.closed:
+            raise errors.EngineUnavailable("engine closed")
+        self._consumers[consumer] = None
+        consumer.start().add_done_callback(lambda _: self._consumers.pop(consumer, None))
+
     async def close(self) -> None:
         """See `engine.port.Engine.close`."""
         if self.closed:
             return
         self.closed = True
+        for consumer in list(self._consumers):
+            await consumer.close()
         for subscription in [one for one in self.broker.subscriptions if one.engine is self]:
             await subscription.close()
         for bucket in self.broker.buckets.values():

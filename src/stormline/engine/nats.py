@@ -9,7 +9,7 @@ and after some server errors it closes for good.
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import nats.errors
 from nats.aio.client import Client
@@ -22,13 +22,16 @@ from stormline.core.clock import Rng
 from stormline.core.values import Secret
 from stormline.engine.nats_kv import Bucket, NatsKeyValue, ensure_bucket
 from stormline.engine.nats_link import FAILURES, CancelGuard, Link, shut
+from stormline.engine.nats_stream import Consuming, NatsStream, ensure_stream
 from stormline.engine.port import (
     Handler,
     Listener,
     Message,
     Reply,
+    StreamConfig,
     check_bucket,
     check_message,
+    check_stream,
     check_subscription,
     error_reply,
 )
@@ -115,7 +118,11 @@ class NatsEngine:
         self._link: Link | None = None
         self._changed = asyncio.Event()
         self._subscriptions: dict[_Subscription, None] = {}
-        self._buckets: dict[str, Bucket] = {}
+        self._kept: dict[str, Bucket | StreamConfig] = {}
+        self._ensuring: asyncio.Task[None] | None = None
+        self._urls = config.url.split(",")
+        self._next_url = int(rng.random() * len(self._urls))  # roles spread over a cluster's servers
+        self._consumers: set[Consuming] = set()
         self._handlers: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
@@ -157,8 +164,8 @@ class NatsEngine:
                 self._link = await self._dial()
                 break
             except errors.EngineUnavailable as error:
-                pause_s = self._pause_s(attempt)
-                if _refused(error.__cause__) or loop.time() + pause_s > end:
+                pause_s = self._pause_s(attempt // len(self._urls))
+                if _refused(error.__cause__) or (attempt + 1 >= len(self._urls) and loop.time() + pause_s > end):
                     raise
                 await asyncio.sleep(pause_s)
         _log.info("engine connected: %s", self._config.url)
@@ -176,6 +183,7 @@ class NatsEngine:
                     continue
             link.fail()
             _log.warning("engine lost: %s", self._config.url)
+            self._learn_urls(link.client)
             await shut(link.client)
             self._link = await self._redial()
             self._changed.set()
@@ -185,7 +193,7 @@ class NatsEngine:
         attempt = 0
         reason = ""
         while True:
-            await asyncio.sleep(self._pause_s(attempt))
+            await asyncio.sleep(self._pause_s(attempt // len(self._urls)))
             try:
                 return await self._dial()
             except errors.EngineUnavailable as error:
@@ -197,9 +205,22 @@ class NatsEngine:
         whole_s = limits.ENGINE_RECONNECT_PAUSE_S * 2.0 ** min(attempt, 16)
         return min(whole_s, limits.ENGINE_RECONNECT_PAUSE_MAX_S) * (0.5 + self._rng.random() / 2)
 
+    def _learn_urls(self, client: Client) -> None:
+        """Remember the servers that the last one named, after those we were told."""
+        told = len(self._config.url.split(","))
+        found = [f"nats://{each.netloc.rpartition('@')[2]}" for each in client.discovered_servers]
+        fresh = [url for url in dict.fromkeys(found) if url not in self._urls]
+        self._urls = [*self._urls[:told], *fresh, *self._urls[told:]][: told + limits.ENGINE_URLS_LEARNED_MAX]
+
     async def _dial(self) -> Link:
-        """Make a connection that works: credentials accepted, subscriptions on it, buckets there."""
+        """Make a connection that works: credentials accepted, subscriptions on it, what keeps keys and records there.
+
+        Each attempt is at the next server. The last part is waited for only a little: where nobody can say yet, as
+        while a cluster elects a leader, it is done beside the messages.
+        """
         guard = CancelGuard()
+        url = self._urls[self._next_url % len(self._urls)]
+        self._next_url += 1
         client = Client()
         problems: list[Exception] = []
         link = Link(client, f"_INBOX.{ids.new_id(self._rng)}")
@@ -217,7 +238,7 @@ class NatsEngine:
         try:
             async with asyncio.timeout(limits.ENGINE_CONNECT_TIMEOUT_S):
                 await client.connect(
-                    self._config.url.split(","),
+                    [url],
                     name=self._config.name,
                     user=self._config.user,
                     password=self._config.password.reveal(),
@@ -234,8 +255,6 @@ class NatsEngine:
                     closed_cb=on_closed,
                 )
                 await link.start()
-                for bucket in list(self._buckets.values()):
-                    await ensure_bucket(link, bucket)
                 attached: set[_Subscription] = set()
                 while missing := self._subscriptions.keys() - attached:  # new ones may come while we wait
                     for subscription in missing:
@@ -243,6 +262,7 @@ class NatsEngine:
                     attached |= missing
                     await link.sync()
             guard.check()
+            await self._ensure_kept(link)
         except Exception as error:
             # The client raises more kinds than it documents; all mean that this attempt failed.
             await shut(client)
@@ -253,6 +273,34 @@ class NatsEngine:
             await shut(client)
             raise
         return link
+
+    async def _ensure_kept(self, link: Link) -> None:
+        if self._ensuring is not None:
+            self._ensuring.cancel()
+        self._ensuring = asyncio.create_task(self._ensure_each(link), name="engine ensure")
+        if self._config.replicas == 1:  # a single server may have lost what it kept in memory, a cluster hardly
+            await asyncio.wait([self._ensuring], timeout=limits.ENGINE_ENSURE_S)
+
+    async def _ensure_each(self, link: Link) -> None:
+        for kept in list(self._kept.values()):
+            attempt = 0
+            while link.connected:
+                try:
+                    await self._ensure(link, kept)
+                    break
+                except errors.ConfigError as error:
+                    _log.warning("engine: %s", error)
+                    break
+                except (errors.EngineError, *FAILURES) as error:
+                    _log.debug("engine: %s is not there yet: %s", kept.name, error)
+                await asyncio.sleep(self._pause_s(attempt))
+                attempt += 1
+
+    async def _ensure(self, link: Link, kept: Bucket | StreamConfig) -> None:
+        if isinstance(kept, Bucket):
+            await ensure_bucket(link, kept)
+        else:
+            await ensure_stream(link, kept, self._config.replicas)
 
     def _unavailable(self, problem: Exception) -> errors.EngineUnavailable:
         if _refused(problem):
@@ -266,11 +314,15 @@ class NatsEngine:
             return
         self._closed = True
         self._changed.set()
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        for task in (self._keeper, self._ensuring):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         for subscription in list(self._subscriptions):
             await subscription.close()
+        for consumer in list(self._consumers):
+            await consumer.close()
+        await self._settle()
         if self._handlers:
             await asyncio.wait(self._handlers, timeout=limits.ENGINE_DRAIN_S)
         running = list(self._handlers)
@@ -281,6 +333,14 @@ class NatsEngine:
         if self._link is not None:
             self._link.fail()
             await shut(self._link.client)
+
+    async def _settle(self) -> None:
+        """Return when the server knows that our interests have ended; what it had sent us has come by then."""
+        if self._link is not None and self._link.connected:
+            try:
+                await self._link.sync(limits.ENGINE_DRAIN_S)
+            except errors.EngineError as error:
+                _log.debug("engine: ending interests: %s", error)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -364,8 +424,44 @@ class NatsEngine:
         check_bucket(bucket, ttl_s)
         wanted = Bucket(name=bucket, persistent=persistent, ttl_s=ttl_s, replicas=self._config.replicas)
         await ensure_bucket(self.link(), wanted)
-        self._buckets[bucket] = wanted
+        self._kept[f"KV_{bucket}"] = wanted
         return NatsKeyValue(self, bucket)
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    async def stream(
+        self,
+        name: str,
+        subjects: Sequence[str],
+        *,
+        persistent: bool,
+        max_bytes: int,
+        max_age_s: float | None = None,
+        max_per_subject: int | None = None,
+    ) -> NatsStream:
+        """See `engine.port.Engine.stream`."""
+        wanted = StreamConfig(
+            name=name,
+            subjects=tuple(subjects),
+            persistent=persistent,
+            max_bytes=max_bytes,
+            max_age_s=max_age_s,
+            max_per_subject=max_per_subject,
+        )
+        check_stream(wanted)
+        await ensure_stream(self.link(), wanted, self._config.replicas)
+        self._kept[name] = wanted
+        return NatsStream(self, wanted)
+
+    def consuming(self, consumer: Consuming) -> None:
+        """Let a consumer run for as long as the engine is open."""
+        if self._closed:
+            raise errors.EngineUnavailable("engine closed")
+        self._consumers.add(consumer)
+        task = consumer.start()
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+        task.add_done_callback(lambda _: self._consumers.discard(consumer))
 
 
 def _refused(problem: BaseException | None) -> bool:
@@ -382,7 +478,7 @@ async def connect(config: EngineConfig, *, rng: Rng, wait_s: float = limits.ENGI
     Args:
         config: where, and as whom.
         rng: for unguessable inboxes and jitter.
-        wait_s: how long to try for a first connection; 0 tries once.
+        wait_s: how long to try for a first connection; 0 tries each server once.
 
     Raises:
         EngineUnavailable: no connection in that time (refused credentials: at once); the message names the address.

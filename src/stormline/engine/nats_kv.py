@@ -11,31 +11,30 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from nats.aio.msg import Msg
 
 from stormline.core import errors, limits_platform
+from stormline.engine.nats_api import (
+    OTHER_CONFIGURATION,
+    SECOND_NS,
+    WRONG_LAST_SEQUENCE,
+    Links,
+    api,
+    call,
+    positions,
+    reach,
+)
 from stormline.engine.nats_link import FAILURES, Link
 from stormline.engine.port import Change, Entry, check_key, check_message
 
 _log = logging.getLogger("stormline.engine")
-_WRONG_LAST_SEQUENCE: Final = (10071, 10164)
-_OTHER_CONFIGURATION: Final = 10058
-_SECOND_NS: Final = 1_000_000_000
 _DUPLICATES_S: Final = 120.0
 _EXPECT: Final = "Nats-Expected-Last-Subject-Sequence"
 _OPERATION: Final = "KV-Operation"
 _MARKER: Final = "Nats-Marker-Reason"
-
-
-class _Links(Protocol):
-    """Gives connections, one after the other."""
-
-    def link(self) -> Link: ...
-
-    async def wait_link(self) -> Link | None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,37 +47,6 @@ class Bucket:
     replicas: int
 
 
-class _Problem(msgspec.Struct):
-    err_code: int = 0
-    description: str = ""
-
-
-class _Answer(msgspec.Struct):
-    """The parts we read of an answer of the JetStream interface."""
-
-    error: _Problem | None = None
-    seq: int = 0
-    num_pending: int = 0
-
-
-_decode = msgspec.json.Decoder(_Answer).decode
-
-
-async def _call(link: Link, subject: str, data: bytes, headers: Mapping[str, str] | None) -> Msg:
-    try:
-        return await link.call(subject, data, headers, timeout_s=limits_platform.ENGINE_KV_TIMEOUT_S)
-    except errors.NoResponders as error:
-        raise errors.EngineUnavailable(f"engine has nobody who keeps {subject}") from error
-
-
-async def _api(link: Link, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> _Answer:
-    message = await _call(link, subject, data, headers)
-    try:
-        return _decode(message.data)
-    except msgspec.MsgspecError as error:
-        raise errors.EngineError(f"engine's answer on {subject} is malformed: {error}", maybe_delivered=True) from error
-
-
 async def ensure_bucket(link: Link, bucket: Bucket) -> None:
     """Make the bucket where it does not exist.
 
@@ -86,7 +54,7 @@ async def ensure_bucket(link: Link, bucket: Bucket) -> None:
         ConfigError: it exists with other properties.
         EngineError: the engine cannot do it.
     """
-    life_ns = int((bucket.ttl_s or 0) * _SECOND_NS)
+    life_ns = int((bucket.ttl_s or 0) * SECOND_NS)
     config = {
         "name": f"KV_{bucket.name}",
         "subjects": [f"$KV.{bucket.name}.>"],
@@ -96,19 +64,21 @@ async def ensure_bucket(link: Link, bucket: Bucket) -> None:
         "discard": "new",
         "max_msgs_per_subject": 1,
         "max_age": life_ns,
-        "duplicate_window": min(life_ns or _SECOND_NS * 120, int(_DUPLICATES_S) * _SECOND_NS),
+        "duplicate_window": min(life_ns or SECOND_NS * 120, int(_DUPLICATES_S) * SECOND_NS),
         "allow_direct": True,
         "allow_rollup_hdrs": True,
         "allow_msg_ttl": True,
         "deny_delete": True,
     }
     if life_ns:  # so that watchers hear of keys that expire
-        config["subject_delete_marker_ttl"] = _SECOND_NS * limits_platform.ENGINE_DELETED_KEY_LIFE_S
-    answer = await _api(link, f"$JS.API.STREAM.CREATE.KV_{bucket.name}", msgspec.json.encode(config))
+        config["subject_delete_marker_ttl"] = SECOND_NS * limits_platform.ENGINE_DELETED_KEY_LIFE_S
+    answer = await api(link, f"$JS.API.STREAM.CREATE.KV_{bucket.name}", msgspec.json.encode(config))
     if answer.error is not None:
-        if answer.error.err_code == _OTHER_CONFIGURATION:
+        if answer.error.err_code == OTHER_CONFIGURATION:
             raise errors.ConfigError(f"engine bucket {bucket.name} exists with other properties")
         raise errors.EngineError(f"engine bucket {bucket.name}: {answer.error.description}")
+    if bucket.replicas > 1:
+        await reach(link, f"KV_{bucket.name}", f"$KV.{bucket.name}.-")
 
 
 def _ended(headers: Mapping[str, str] | None) -> bool:
@@ -119,7 +89,7 @@ def _ended(headers: Mapping[str, str] | None) -> bool:
 class NatsKeyValue:
     """`engine.port.KeyValue` on NATS JetStream."""
 
-    def __init__(self, links: _Links, bucket: str) -> None:
+    def __init__(self, links: Links, bucket: str) -> None:
         self._links = links
         self._bucket = bucket
         self._stream = f"KV_{bucket}"
@@ -161,7 +131,7 @@ class NatsKeyValue:
     async def _last(self, key: str) -> Msg | None:
         """Read the key's newest message, also a mark of its end."""
         subject = f"$JS.API.DIRECT.GET.{self._stream}.{self._subject}{key}"
-        message = await _call(self._links.link(), subject, b"", None)
+        message = await call(self._links.link(), subject, b"", None)
         status = (message.headers or {}).get("Status")
         if status is None:
             return message
@@ -172,10 +142,10 @@ class NatsKeyValue:
     async def _write(self, key: str, value: bytes, headers: dict[str, str]) -> int:
         check_key(key)
         check_message("key", value, None)
-        answer = await _api(self._links.link(), self._subject + key, value, headers)
+        answer = await api(self._links.link(), self._subject + key, value, headers)
         if answer.error is None:
             return answer.seq
-        if answer.error.err_code in _WRONG_LAST_SEQUENCE:
+        if answer.error.err_code in WRONG_LAST_SEQUENCE:
             raise errors.Conflict(f"key {key}: {answer.error.description}")
         raise errors.EngineError(f"engine bucket {self._bucket}: {answer.error.description}")
 
@@ -235,13 +205,13 @@ class _WatchRun:
             "max_deliver": 1,
             "replay_policy": "instant",
             "flow_control": True,
-            "idle_heartbeat": limits_platform.ENGINE_WATCH_HEARTBEAT_S * _SECOND_NS,
-            "inactive_threshold": limits_platform.ENGINE_WATCH_IDLE_S * _SECOND_NS,
+            "idle_heartbeat": limits_platform.ENGINE_WATCH_HEARTBEAT_S * SECOND_NS,
+            "inactive_threshold": limits_platform.ENGINE_WATCH_IDLE_S * SECOND_NS,
             "mem_storage": True,
             "num_replicas": 1,
         }
         data = msgspec.json.encode({"stream_name": self._stream, "config": config})
-        answer = await _api(self._link, f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}.{self._filter}", data)
+        answer = await api(self._link, f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}.{self._filter}", data)
         if answer.error is not None:
             raise errors.EngineError(f"engine watch: {answer.error.description}")
         self._pending = answer.num_pending
@@ -280,7 +250,7 @@ class _WatchRun:
             if (message.headers or {}).get("Status") == "100" and not message.data:
                 present = await self._on_control(message, expected) or present
                 continue
-            sequence, consumed, pending = _positions(message.reply)
+            _, sequence, consumed, pending = positions(message.reply)
             if consumed != expected:
                 raise errors.EngineError(f"message {expected} of the watch was missed")
             expected += 1
@@ -306,14 +276,3 @@ class _WatchRun:
         if last != str(expected - 1):
             raise errors.EngineError(f"message {expected} of the watch was missed")
         return True
-
-
-def _positions(reply: str) -> tuple[int, int, int]:
-    """Read stream sequence, consumer sequence and pending count from `$JS.ACK....` (NATS ADR-15)."""
-    parts = reply.split(".")
-    try:
-        # ... .<stream seq>.<consumer seq>.<time>.<pending>; the longer form has domain and account in front.
-        at = 5 if len(parts) == 9 else 7
-        return int(parts[at]), int(parts[at + 1]), int(parts[at + 3])
-    except (IndexError, ValueError) as error:
-        raise errors.EngineError("message of a watch without its position") from error

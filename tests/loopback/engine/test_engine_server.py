@@ -96,7 +96,7 @@ class TestStart:
             await start_server(tmp_path / "e", rng=SystemRng(), port=free_port())
 
     async def test_refused_configuration_is_one_platform_error_with_the_reason(self, tmp_path, monkeypatch, free_port):
-        monkeypatch.setattr(server_module, "server_config", lambda *_: "max_payload: banana\n")
+        monkeypatch.setattr(server_module, "server_config", lambda *_, **__: "max_payload: banana\n")
         with pytest.raises(errors.PlatformError, match=r"refuses .*nats\.conf: .*nats\.conf:1:0"):
             await start_server(tmp_path, rng=SystemRng(), port=free_port())
 
@@ -293,7 +293,7 @@ async def _answer(message: Message) -> Reply:
 def test_configuration_syncs_every_write_and_listens_where_told(tmp_path):
     from stormline.core.values import Address
 
-    text = server_module.server_config(Address("::1", 1234), tmp_path, server_module._Passwords(core="a", biz="b"))
+    text = server_module.server_config(Address("::1", 1234), tmp_path, server_module.Passwords(core="a", biz="b"))
     assert 'listen: "[::1]:1234"' in text
     assert "sync_interval: always" in text
     assert f"max_payload: {limits.ENGINE_MESSAGE_BYTES_MAX}" in text
