@@ -4,14 +4,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stormline.appgw.api import ApiGate, Upstream
+from stormline.appgw.api import ApiGate
 from stormline.appgw.port import Identity
+from stormline.appgw.upstreams import Book, read_upstreams
 from stormline.core.codes import Code
 from stormline.core.errors import CallError, ConnectError
 from stormline.core.phase import Phase
 from stormline.core.values import Address
+from stormline.net.clock import SystemClock
 from stormline.outbound.http1_codec import encode
 
+OURS = [b"stormline-app", b"stormline-device", b"stormline-deadline-ms"]
 HOST, ADDRESS = "api.example", Address("127.0.0.1", 8080)
 
 
@@ -21,7 +24,7 @@ class Sender:
     def __init__(self):
         self.heads = []
 
-    async def request(self, request, *, deadline_s, addresses, server_name, follower):
+    async def request(self, request, *, addresses, **times):
         assert addresses == (ADDRESS,)
         self.heads.append(encode(request).head)
         raise ConnectError("down", phase=Phase.CONNECT, maybe_delivered=False)
@@ -32,6 +35,7 @@ class Call:
 
     identity = Identity("demo", "d1", "", "s")
     gate = "api"
+    network = "unknown"
     deadline = body_deadline = 1e9
 
     def __init__(self, method, target, headers):
@@ -66,7 +70,7 @@ headers = st.lists(
 @example(method="GET", target="http://api.example:80\\@127.0.0.1/", headers=())
 async def test_target_is_refused_or_goes_to_its_upstream_whole(method, target, headers):
     sender = Sender()
-    gate = ApiGate(sender, {HOST: Upstream("http", ADDRESS)})
+    gate = ApiGate(sender, Book(read_upstreams({HOST: f"http://{ADDRESS}"})), clock=SystemClock())
     with pytest.raises(CallError) as raised:
         await gate.handle(Call(method, target, headers))
     if not sender.heads:
@@ -77,5 +81,5 @@ async def test_target_is_refused_or_goes_to_its_upstream_whole(method, target, h
     assert lines[1] == b"Host: api.example"
     names = [line.partition(b":")[0].lower().replace(b"_", b"-") for line in lines[1:-2]]
     assert names.count(b"host") == 1
-    assert [name for name in names if name.startswith(b"stormline")] == [b"stormline-app", b"stormline-device"]
+    assert [name for name in names if name.startswith(b"stormline")] == OURS
     assert b"x-forwarded-for" not in names

@@ -26,10 +26,13 @@ OTHERS = (
     "test_second_start.py::test_second_start_goes_straight_to_what_worked[0-h2-mute]",
     "test_second_start.py::test_memory_that_is_wrong_by_now_costs_a_head_start_and_no_answer[0-ipv6-dead]",
     "test_second_start.py::test_address_that_healed_is_used_again",
+    "../property/test_policy_breaker.py",
     "../property/test_policy_carriers.py",
+    "../property/test_policy_compress.py",
+    "../property/test_policy_httpcache.py",
     "../unit/test_policy_means.py",
 )
-"""Tests that are measured too: of this folder, and of relays and WebSockets, which no scenario has."""
+"""Tests that are measured too: of this folder, and of relays, WebSockets and the API gate, which no scenario has."""
 APART = {"policy/diagnosis.py", "policy/pace.py"}
 """What a diagnosis asks the kernel for no simulated network has; `tests/property` holds its rules."""
 _RUNNER = """

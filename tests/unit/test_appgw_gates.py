@@ -3,8 +3,8 @@
 import pytest
 
 from stormline.appgw import identity, subjects
-from stormline.appgw.api import Upstream, read_upstreams
 from stormline.appgw.port import Identity
+from stormline.appgw.upstreams import Book, Place, read_upstreams
 from stormline.core import errors
 from stormline.core.codes import Code
 from stormline.core.values import Address
@@ -13,18 +13,21 @@ from stormline.gateway.router import Router
 
 class TestUpstreams:
     def test_upstreams_are_read_with_their_default_ports(self):
-        assert read_upstreams(
-            {
-                "API.shop.example.": "http://127.0.0.1:8707",
-                "pay.example": "https://10.0.0.1/",
-                "v6.example:8443": "http://[::1]:80",
-                "::1": "http://127.0.0.1",
-            }
-        ) == {
-            "api.shop.example": Upstream("http", Address("127.0.0.1", 8707)),
-            "pay.example": Upstream("https", Address("10.0.0.1", 443)),
-            "v6.example:8443": Upstream("http", Address("::1", 80)),
-            "::1": Upstream("http", Address("127.0.0.1", 80)),
+        book = Book(
+            read_upstreams(
+                {
+                    "API.shop.example.": "http://127.0.0.1:8707",
+                    "pay.example": "https://10.0.0.1/",
+                    "v6.example:8443": "http://[::1]:80",
+                    "::1": "http://127.0.0.1",
+                }
+            )
+        )
+        assert {route.rule.host: route.targets[0].place for route in book} == {
+            "api.shop.example": Place("http", Address("127.0.0.1", 8707)),
+            "pay.example": Place("https", Address("10.0.0.1", 443)),
+            "v6.example:8443": Place("http", Address("::1", 80)),
+            "::1": Place("http", Address("127.0.0.1", 80)),
         }
 
     @pytest.mark.parametrize(

@@ -49,6 +49,11 @@ class Exchange(Protocol):
         ...
 
     @property
+    def network(self) -> str:
+        """Kind of network the caller said it is on: `wifi`, `cell`, `wired` or `unknown`."""
+        ...
+
+    @property
     def gate(self) -> str:
         """Name of the application gateway called."""
         ...
@@ -85,6 +90,10 @@ class Exchange(Protocol):
     def body(self) -> AsyncIterator[bytes]:
         """Give the caller's body chunk by chunk, once. Asking for the next chunk says that the last is used up, so
         the caller may send more: a gate that does not read holds the caller back."""
+        ...
+
+    def live_on(self) -> None:
+        """Let the call live as long as its session: it is a conversation, and no deadline holds for it."""
         ...
 
     async def reply(self, status: int, headers: Headers = (), body: bytes = b"", *, more: bool = False) -> None:

@@ -66,6 +66,11 @@ class Layout(NamedTuple):
         return self.pki / "token-key.pem"
 
     @property
+    def identity_key(self) -> Path:
+        """Private key that signs the identities upstreams are told."""
+        return self.pki / "identity-key.pem"
+
+    @property
     def relay_key(self) -> Path:
         """Private keys of the relay's gateway."""
         return self.pki / "relay-key"

@@ -66,6 +66,7 @@ def prepare(
         ca.issue(role, names=[name], ips=[settings.advertised])
     plan_key = authority.ensure_signing_key(place.plan_key, "plan")
     token_key = authority.ensure_signing_key(place.token_key, "token")
+    authority.ensure_signing_key(place.identity_key, "identity")
     api_keys = keys.ensure_keys(place, rng=rng)
     relay = _relay(settings, place, clock.wall()) if "relay" in running else None
     _keep_rules(_rules(settings, running, relay), place)

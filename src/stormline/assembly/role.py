@@ -164,6 +164,8 @@ async def _apm(context: Context) -> None:
 
 
 async def _gateway(context: Context) -> None:
+    from stormline.appgw import protocols
+    from stormline.assembly import authority
     from stormline.assembly.prepare import core_engine
     from stormline.gateway import server
     from stormline.gateway.config import GatewayConfig, Quota
@@ -193,6 +195,9 @@ async def _gateway(context: Context) -> None:
         admin_host=settings.host,
         admin_port=settings.ports.admin if context.worker == 1 else 0,
         admin_key=context.business_key,
+        operator_key=context.admin_key,
+        identity_key=authority.ensure_signing_key(place.identity_key, "identity"),
+        protocols=protocols.load(),
     )
     await server.run(
         config,

@@ -19,10 +19,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _benches() -> dict[str, Callable[[], "list[Row]"]]:
-    from stormline.bench import client, dispatch, engine, gateway, heartbeat, netlog, relay
+    from stormline.bench import appgw_api, client, dispatch, engine, gateway, heartbeat, netlog, relay
     from stormline.cli import levels
 
     return {
+        "appgw": appgw_api.run,
         "client": client.run,
         "dispatch": dispatch.run,
         "engine": engine.run,
@@ -39,7 +40,7 @@ def bench(
         str,
         typer.Argument(
             metavar="NAME",
-            help="client, dispatch, engine, gateway, heartbeat, levels, netlog or relay; 'all' runs every one.",
+            help="appgw, client, dispatch, engine, gateway, heartbeat, levels, netlog or relay; 'all' runs every one.",
         ),
     ] = "all",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for NAME.json.")] = Path("bench/results"),

@@ -26,6 +26,7 @@ from stormline.cli import (
     relay,
     services,
     sim,
+    upstreams,
 )
 from stormline.core import errors
 
@@ -65,6 +66,7 @@ netlog.add_to(app)
 platform.add_to(app)
 bundle.add_to(app)
 dispatch.add_to(app)
+upstreams.add_to(app)
 relay.add_to(app)
 services.add_to(app)
 apm.add_to(app)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stormline.client.link import Link, LinkCall
 from stormline.client.longline import LongLine
+from stormline.client.ownprotocol import OwnProtocol
 from stormline.client.runtime import Runtime
 from stormline.client.trace import CallTrace
 from stormline.core import errors, ids, limits, limits_outbox, limits_platform
@@ -356,6 +357,24 @@ class Channel:
     def user(self) -> str | None:
         """The user of the session that stands, empty where nobody is logged in; None where no session stands."""
         return None if self.session is None else self.session.user
+
+    # -- own protocols -----------------------------------------------------------------------------------------------
+
+    def protocol(self, name: str, *, headers: messages.Headers = ()) -> OwnProtocol:
+        """Give a handle to a protocol that a business has put on the gateway; use it as a context manager.
+
+            async with channel.protocol("chess") as game:
+                await game.send(b"e4")
+                async for message in game: ...
+
+        Args:
+            name: the protocol id.
+            headers: told to the protocol's plug-in with the opening.
+
+        Raises:
+            ConfigError: `name` is no protocol id.
+        """
+        return OwnProtocol(self._runtime, self._longline, ids.check_label(name, "protocol"), headers)
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 

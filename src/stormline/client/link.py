@@ -148,6 +148,11 @@ class LinkCall:
         self._sender = asyncio.create_task(self._send_body(chunks), name="stormline send body")
         self._sender.add_done_callback(self._body_left)
 
+    def when_sent(self, told: Callable[[], None]) -> None:
+        """Have `told` called once nothing more of the body is sent: it has left whole, or the call has ended."""
+        if self._sender is not None:
+            self._sender.add_done_callback(lambda _: told())
+
     async def _send_body(self, chunks: AsyncIterator[bytes]) -> None:
         link, machine = self._link, self._link.machine
         async for whole in chunks:

@@ -10,6 +10,7 @@ from stormline.core import errors, limits
 from stormline.core.phase import Phase
 from stormline.net.stream import Stream
 from stormline.outbound.messages import HttpRequest
+from stormline.policy.level import Level
 from stormline.policy.resend import SAFE_METHODS
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ _NOT_FORWARDED: Final = frozenset(
     {b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"}
 )
 """Hop-by-hop fields (RFC 9110 section 7.6.1); the host is in the target."""
+
+_EFFECTIVE: Final = {Level.BAD: "slow-2g", Level.POOR: "2g", Level.FAIR: "3g"}
+"""What the gateway is told of a network that is not good, by the client hint ECT: it answers in fewer bytes then."""
 
 
 async def ask_long(longline: "LongLine", run: Run, left: Callable[[Stream], bool]) -> Reply:
@@ -43,7 +47,7 @@ async def ask_long(longline: "LongLine", run: Run, left: Callable[[Stream], bool
             request.method,
             ends_at=run.ends_at,
             target=_url(request),
-            headers=_long_headers(request),
+            headers=_long_headers(request, _EFFECTIVE.get(run.path.steering.sensing.carries())),
             body=first,
             more=more,
             impatient=request.method in SAFE_METHODS,
@@ -110,12 +114,15 @@ async def _head(call: "LinkCall", run: Run, left: Callable[[Stream], bool]) -> "
             ) from error
 
 
-def _long_headers(request: HttpRequest) -> tuple[tuple[str, str], ...]:
-    return tuple(
+def _long_headers(request: HttpRequest, effective: str | None) -> tuple[tuple[str, str], ...]:
+    kept = tuple(
         (name.decode("latin-1"), value.decode("latin-1"))
         for name, value in request.headers
         if name.lower() not in _NOT_FORWARDED
     )
+    if effective is None or any(name.lower() == "ect" for name, _ in kept):
+        return kept
+    return (*kept, ("ect", effective))
 
 
 def _url(request: HttpRequest) -> str:

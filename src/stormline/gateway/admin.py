@@ -7,6 +7,7 @@
 | `POST /v1/revocations`      | admin key | end the sessions of a device or a user            |
 | `GET /v1/sessions`          | admin key | sessions of this node                             |
 | `GET /healthz`              | anyone    | 200 while this process serves; the engine's state |
+| `/v1/upstreams`             | operators | upstreams, see `gateway.admin_upstreams`          |
 
 Errors are always `{"error": {"code", "message"}}`, `code` one lower-case word with dashes; 503 carries `Retry-After`.
 """
@@ -36,6 +37,7 @@ from stormline.appgw.push import PushResult
 from stormline.core import errors, limits, limits_platform
 from stormline.core.errors import RequestRefused
 from stormline.core.values import Secret
+from stormline.gateway.admin_upstreams import UpstreamsView, make_router
 from stormline.web import bodies
 
 _log = logging.getLogger("stormline.gateway")
@@ -46,7 +48,9 @@ _STATUS = {
     "not-found": 404,
     "method-not-allowed": 405,
     "timeout": 408,
+    "changed": 412,
     "too-large": 413,
+    "precondition-required": 428,
     "internal": 500,
     "unavailable": 503,
 }
@@ -193,6 +197,7 @@ class AdminView:
         sessions: gives the live sessions of this node.
         counts: gives sessions, connections and calls.
         engine_connected: says whether the engine is there.
+        upstreams: what operators see and change of the upstreams.
     """
 
     key: Secret
@@ -205,6 +210,7 @@ class AdminView:
     sessions: Callable[[], Iterator[SessionView]]
     counts: Callable[[], tuple[int, int, int]]
     engine_connected: Callable[[], bool]
+    upstreams: UpstreamsView
 
 
 def make_app(view: AdminView) -> FastAPI:
@@ -266,6 +272,7 @@ def make_app(view: AdminView) -> FastAPI:
         engine: Literal["connected", "unavailable"] = "connected" if view.engine_connected() else "unavailable"
         return HealthAnswer(status="ok", node=view.node, unit=view.unit, engine=engine, sessions=view.counts()[0])
 
+    app.include_router(make_router(view.upstreams))
     _handle_errors(app)
     app.add_middleware(_BoundedBody)
     return app

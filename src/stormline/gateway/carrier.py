@@ -25,6 +25,7 @@ from stormline.wire.states import Role, State
 
 _log = logging.getLogger("stormline.gateway")
 
+_NETWORKS = {name: name for name in ("wifi", "cell", "wired")}  # one text for all sessions
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # Linux' number; the module has it from 3.12 on
 
 
@@ -240,7 +241,7 @@ class Carrier(asyncio.Protocol):
             return
         identity = Identity(token.app, token.device, token.user, ids.new_id(hub.rng))
         greeting.send_welcome(self._welcome(hello, identity))
-        self._carry(Session(hub, self._loop, greeting, identity, expires_at))
+        self._carry(Session(hub, self._loop, greeting, identity, expires_at), hello)
         if self.session is not None:
             hub.registry.add(self.session)
             hub.opened(identity)
@@ -289,12 +290,13 @@ class Carrier(asyncio.Protocol):
         greeting, connection, identity = self.machine, session.connection, session.identity
         greeting.send_welcome(self._welcome(hello, identity, goes_on=connection))
         connection.resume(greeting, hello.received, self._loop.time())
-        self._carry(session)
+        self._carry(session, hello)
         _log.info("session %s (%s/%r) goes on from %s", identity.session, identity.app, identity.device, self.peer)
 
-    def _carry(self, session: Session) -> None:
+    def _carry(self, session: Session, hello: m.Hello) -> None:
         self._greeting = None
         self.session = session
+        session.network = _NETWORKS.get(hello.network, "unknown")
         session.attach(self)
 
     def _welcome(self, hello: m.Hello, identity: Identity, *, goes_on: Connection | None = None) -> m.Welcome:

@@ -1,14 +1,16 @@
 """What the gateway role is told at its start."""
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stormline.appgw.protocols import OwnProtocol
 from stormline.core import errors, ids, limits, limits_carriers, limits_heartbeat, limits_platform
 from stormline.core.values import Address, Secret
 from stormline.engine.nats import EngineConfig
 from stormline.web.server import TlsFiles
+from stormline.wire import jws
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class GatewayConfig:
         unit: this unit, a DNS label.
         node: this node, a DNS label, unique in the unit.
         apps: public keys that sign device tokens, base64url by key id, by app; other apps are refused.
-        api_upstreams: origin `http(s)://ip:port` by host, for the gate `api` (`appgw.api.read_upstreams`).
+        api_upstreams: origin `http(s)://ip:port` by host, for the gate `api` (`appgw.upstreams.read_upstreams`).
         api_ca: file of an authority that vouches for them beside the system's: the platform's own, for its roles.
         heartbeat_s: longest silence a client is asked to keep before a PING, seconds.
         resume_window_s: how long a session waits for its client after a loss; 0: it ends with its connection.
@@ -50,6 +52,9 @@ class GatewayConfig:
         engine: the distributed engine.
         admin_host: address to listen on for the business API; plain HTTP, so loopback or behind a TLS terminator.
         admin_port: TCP port, 0 for a free one.
+        identity_key: signs the identities that upstreams are told; None: they are told unsigned.
+        protocols: own protocols (`appgw.protocols`).
+        operator_key: bearer key of what operators alone may do with that API; None: nobody may.
         admin_key: bearer key of the business API, at least `limits_platform.ADMIN_KEY_CHARS_MIN` characters.
         allow_plain_asyncio: serve TLS on asyncio's own loop too. For tests: it costs 268 KB a connection there.
     """
@@ -75,6 +80,9 @@ class GatewayConfig:
     admin_host: str = "127.0.0.1"
     admin_port: int = 0
     admin_key: Secret
+    identity_key: jws.SigningKey | None = None
+    protocols: Sequence[OwnProtocol] = ()
+    operator_key: Secret | None = None
     allow_plain_asyncio: bool = False
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """One call of a device on its long connection: `appgw.port.Exchange` over the wire's machine."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -20,6 +21,7 @@ class Link(Protocol):
 
     connection: Connection
     peer: str
+    network: str
 
     def flush(self) -> None:
         """Hand what the machine has put out to the transport."""
@@ -83,6 +85,11 @@ class CallExchange:
         return self._link.peer.rpartition(":")[0]
 
     @property
+    def network(self) -> str:
+        """See `appgw.port.Exchange.network`."""
+        return self._link.network
+
+    @property
     def gate(self) -> str:
         """See `appgw.port.Exchange.gate`."""
         return self._event.gate
@@ -135,6 +142,12 @@ class CallExchange:
             raise LocalProtocolError("the body of a call can be read once")
         self._body_taken = True
         return _Body(self)
+
+    def live_on(self) -> None:
+        """See `appgw.port.Exchange.live_on`."""
+        self.deadline = self.body_deadline = math.inf
+        if self._timeout is not None:
+            self._timeout.reschedule(None)
 
     async def next_chunk(self, used: int) -> bytes | None:
         """Give the next chunk of the body, None at its end; `used` bytes of the last one make room for more."""

@@ -6,15 +6,19 @@ simulated network.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stormline.appgw.api import ApiGate, read_upstreams
+from stormline.appgw.api import ApiGate
 from stormline.appgw.directory import Directory, Location
+from stormline.appgw.identity import Signer
 from stormline.appgw.plans import DispatchGate
-from stormline.appgw.port import Identity
+from stormline.appgw.port import Gate, Identity
+from stormline.appgw.protocols import OwnProtocol, ProtocolGate
 from stormline.appgw.push import PushNode, PushService
 from stormline.appgw.rpc import RpcGate
+from stormline.appgw.upstream_rules import UpstreamRules
+from stormline.appgw.upstreams import Book, read_upstreams
 from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
@@ -47,6 +51,8 @@ class NodeConfig:
     heartbeat_s: float
     resume_window_s: float = limits.RESUME_WINDOW_S
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    identity_key: jws.SigningKey | None = None
+    protocols: Sequence[OwnProtocol] = ()
 
 
 class GatewayNode:
@@ -61,14 +67,17 @@ class GatewayNode:
 
     Attributes:
         background: tasks that must live as long as the node.
+        book: the upstreams of the gate `api`.
+        upstreams: their record in the engine.
+        signer: signs identities; None where there is no key for it.
 
     Raises:
-        ConfigError: an upstream is malformed.
+        ConfigError: an upstream is malformed, or two protocols have one name.
         SignatureError: a public key is malformed.
     """
 
     def __init__(self, config: NodeConfig, *, clock: Clock, rng: Rng, connect: Connect, pool: HttpPool) -> None:
-        upstreams = read_upstreams(config.api_upstreams)
+        self.book = Book(read_upstreams(config.api_upstreams))
         keys = {app: jws.load_public_keys(texts) for app, texts in config.apps.items()}
         unit, node = config.unit, config.node
         self._loop = asyncio.get_running_loop()
@@ -83,9 +92,17 @@ class GatewayNode:
         self._pool = pool
         self._unit = unit
         self._notices = Notices(keys, rng=rng, sessions=self.sessions)
+        self.upstreams = UpstreamRules(self._engine, unit=unit, changed=self.book.replace)
+        key = config.identity_key
+        self.signer = None if key is None else Signer(key, unit=unit, clock=clock)
+        gates: list[Gate] = [
+            ApiGate(pool, self.book, clock=clock, signer=self.signer),
+            RpcGate(self._engine),
+            DispatchGate(self._engine, unit=unit),
+        ]
         self._hub = Hub(
             keys=keys,
-            router=Router([ApiGate(pool, upstreams), RpcGate(self._engine), DispatchGate(self._engine, unit=unit)]),
+            router=Router([*gates, *(ProtocolGate(protocol) for protocol in config.protocols)]),
             registry=self._registry,
             clock=clock,
             rng=rng,
@@ -113,6 +130,7 @@ class GatewayNode:
         self.background.append(self._loop.create_task(self._engine.run(), name="gateway engine"))
         await asyncio.wait(self.background, timeout=limits_platform.ENGINE_FIRST_WAIT_S)
         self.background.append(self._loop.create_task(self._directory.run(), name="gateway directory"))
+        self.background.append(self._loop.create_task(self.upstreams.follow(), name="gateway upstreams"))
 
     async def leave(self) -> None:
         """Ask every client to leave, let calls end, close what is left; takes at most a few seconds."""

@@ -16,6 +16,7 @@ from stormline.core.values import Address
 from stormline.engine import nats
 from stormline.engine.port import Engine
 from stormline.gateway.admin import AdminView, make_app
+from stormline.gateway.admin_upstreams import UpstreamsView
 from stormline.gateway.config import GatewayConfig
 from stormline.gateway.listener import Door, Listener
 from stormline.gateway.node import Connect, GatewayNode, NodeConfig
@@ -45,6 +46,8 @@ class _Gateway:
                 heartbeat_s=config.heartbeat_s,
                 resume_window_s=config.resume_window_s,
                 quotas=config.quotas,
+                identity_key=config.identity_key,
+                protocols=config.protocols,
             ),
             clock=clock,
             rng=rng,
@@ -127,6 +130,14 @@ class _Gateway:
             revoke=self._node.revoke,
             counts=self._node.counts,
             engine_connected=lambda: self._node.engine_connected,
+            upstreams=UpstreamsView(
+                key=self._config.operator_key,
+                read=self._node.upstreams.read,
+                write=self._node.upstreams.write,
+                book=self._node.book,
+                now=self._clock.monotonic,
+                public_keys=None if self._node.signer is None else self._node.signer.public_keys,
+            ),
         )
 
 
@@ -153,7 +164,7 @@ async def run(
         connect: makes the connection to the engine; None for the NATS of the settings.
 
     Raises:
-        ConfigError: an upstream is malformed.
+        ConfigError: an upstream is malformed, or two protocols have one name.
         SignatureError: a public key is malformed.
         PlatformError: a port is taken, a certificate cannot be used, the event loop is not uvloop's, or a part died.
     """

@@ -155,6 +155,7 @@ class Session:
         identity: whose it is.
         earlier_token: resume token it had on the node it came from: the client may not have heard of the new one.
         peer: address of the other end of its last connection, for logs.
+        network: kind of network its client said it is on.
         expires_at: when the client's token expires, in the loop's time.
     """
 
@@ -173,6 +174,7 @@ class Session:
         "earlier_token",
         "expires_at",
         "identity",
+        "network",
         "peer",
     )
 
@@ -193,6 +195,7 @@ class Session:
         self.earlier_token = ""
         self.expires_at = expires_at
         self.peer = ""
+        self.network = "unknown"
 
     @property
     def app(self) -> str:

@@ -156,6 +156,16 @@ def retry_after_s(value: str, wall_s: float) -> float | None:
     text = value.strip()
     if text.isascii() and text.isdigit():
         return float(text) if len(text) <= 15 else limits.RETRY_AFTER_S_MAX
+    date_s = http_date_s(text)
+    return None if date_s is None else max(0.0, date_s - wall_s)
+
+
+def http_date_s(text: str) -> float | None:
+    """Read an HTTP-date (RFC 9110 section 5.6.7; its obsolete forms are not read).
+
+    Returns:
+        Seconds since 1970; None where it cannot be read.
+    """
     found = _DATE.fullmatch(text)
     if found is None or found[2] not in _MONTHS:
         return None
@@ -165,7 +175,7 @@ def retry_after_s(value: str, wall_s: float) -> float | None:
     month = _MONTHS.index(found[2]) + 1
     if day > calendar.monthrange(year, month)[1]:
         return None
-    return max(0.0, calendar.timegm((year, month, day, hour, minute, second)) - wall_s)
+    return float(calendar.timegm((year, month, day, hour, minute, second)))
 
 
 def repetition_limit() -> RateLimiter:

@@ -1,22 +1,34 @@
 """Platforms and origins for the client's tests, and what they share."""
 
+import asyncio
 import contextlib
 import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from stormline.client import recorder
+from stormline.client.api import AsyncClient
+from stormline.client.channel import Channel
+from stormline.client.config import Config
 from stormline.client.outside import Outside
 from stormline.core import limits
-from stormline.core.values import Address
+from stormline.core.values import Address, Secret
 from stormline.dispatch.rules import RuleSet
+from stormline.engine.memory import MemoryBroker, MemoryEngine
+from stormline.engine.nats import EngineConfig
+from stormline.engine.port import Engine
+from stormline.gateway import server
+from stormline.gateway.config import GatewayConfig
+from stormline.net.clock import SystemClock, SystemRng
 from stormline.telemetry.timeline import CallRecord
 from stormline.testing.origin import Answer, Origin, answer_plainly, running_origin
 from stormline.testing.ranked import ranked
-from stormline.testing.world import APP, Pki, World, bundle_for, make_pki, running_dispatch, running_world
+from stormline.testing.world import APP, Pki, World, bundle_for, make_pki, rules_for, running_dispatch, running_world
+from stormline.wire import tokens
 from stormline.wire.bundle import Bundle
 from stormline.wire.plan import Carrier, Endpoint, HostPlan
 
@@ -129,5 +141,68 @@ async def _planned(pki: Pki) -> AsyncIterator[Callable[..., Awaitable[Bundle]]]:
             )
             address, _ = await stack.enter_async_context(running_dispatch(pki, rules))
             return bundle_for(pki, address, **bundle)
+
+        yield make
+
+
+class Gated:
+    """A real gateway, and clients of it."""
+
+    def __init__(self, pki: Pki, bundle: Bundle) -> None:
+        self.pki, self.bundle = pki, bundle
+
+    def client(self, device: str = "d1", user: str = "ann", **change: Any) -> AsyncClient:
+        now, key = int(SystemClock().wall()), self.pki.token_key
+        claims = tokens.DeviceToken(app=APP, device=device, user=user, iat=now, exp=now + 600)
+        token = Secret(tokens.mint(claims, key=key.key, kid=key.kid))
+        return AsyncClient(config=Config(bundle=self.bundle, token=token, report=False, **change))
+
+    @contextlib.asynccontextmanager
+    async def channel(self, device: str = "d1", user: str = "ann", **change: Any) -> AsyncIterator[Channel]:
+        async with self.client(device, user, **change) as client, client.channel() as channel:
+            await channel.wait_connected()
+            yield channel
+
+
+@pytest.fixture(name="gated")
+async def _gated(pki: Pki) -> AsyncIterator[Callable[..., Awaitable[Gated]]]:
+    """Make real gateways: `await gated(api_upstreams=...)`."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(**change: Any) -> Gated:
+            key, broker = pki.token_key, MemoryBroker()
+            up: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+            stop = asyncio.Event()
+            config = GatewayConfig(
+                tls=pki.gateway,
+                apps={APP: {key.kid: key.public_text}},
+                engine=EngineConfig(url="nats://127.0.0.1:1", user="nobody", password=Secret("nothing")),
+                admin_key=Secret("a-business-key-0123456789"),
+                allow_plain_asyncio=True,
+                **change,
+            )
+
+            async def memory() -> Engine:
+                return MemoryEngine(broker)
+
+            task = asyncio.create_task(
+                server.run(
+                    config,
+                    clock=SystemClock(),
+                    rng=SystemRng(),
+                    started=lambda address, admin: up.set_result(address),
+                    stop=stop,
+                    connect=memory,
+                )
+            )
+
+            async def end() -> None:
+                stop.set()
+                await task
+
+            stack.push_async_callback(end)
+            await asyncio.wait([task, up], return_when=asyncio.FIRST_COMPLETED)
+            dispatch, _ = await stack.enter_async_context(running_dispatch(pki, rules_for(await up)))
+            return Gated(pki, bundle_for(pki, dispatch))
 
         yield make

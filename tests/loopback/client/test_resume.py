@@ -9,6 +9,7 @@ from collections import Counter
 import httpx2
 import pytest
 
+from stormline.appgw.protocols import Limits
 from stormline.client.api import AsyncClient
 from stormline.client.config import Config
 from stormline.core import errors
@@ -80,6 +81,22 @@ class Wire:
         writer.transport.abort()
 
 
+class Echo:
+    """An own protocol that sends back what comes."""
+
+    name = "echo"
+    limits = Limits(messages_per_s=1e6, burst=1000, message_bytes=100_000)
+
+    async def opened(self, stream):
+        pass
+
+    async def message(self, stream, message):
+        await stream.send(message)
+
+    async def closed(self, stream):
+        pass
+
+
 class Platform:
     """Gateways of one unit, each behind a wire, and a service that counts."""
 
@@ -87,6 +104,7 @@ class Platform:
         self.pki, self.stack = pki, stack
         self.broker = MemoryBroker()
         self.worked = Counter()
+        self.echo = Echo()
         self.cut_at = set()
         self.go = asyncio.Event()
         self.wires, self.admins, self.stops, self.tasks = [], [], [], []
@@ -123,6 +141,7 @@ class Platform:
             apps={APP: {key.kid: key.public_text}},
             engine=EngineConfig(url="nats://127.0.0.1:1", user="nobody", password=Secret("nothing")),
             admin_key=Secret(ADMIN_KEY),
+            protocols=(self.echo,),
             allow_plain_asyncio=True,
         )
         up = asyncio.get_running_loop().create_future()
@@ -210,6 +229,27 @@ async def test_writes_over_a_wire_that_is_cut_again_and_again_each_happen_once(p
         for begin in range(0, 60, 10):
             await asyncio.gather(*(write(number) for number in range(begin, begin + 10)))
     assert here.worked == dict.fromkeys(range(60), 1)
+    assert here.wires[0].made > 3
+
+
+async def test_messages_of_an_own_protocol_over_a_wire_that_is_cut_come_once_and_in_order(platform):
+    here = await platform()
+    chance = random.Random(3)
+    sent = [b"%d " % number + bytes(chance.choice([1, 1000, 50_000])) for number in range(120)]
+    async with here.client() as client, client.channel() as channel:
+        await channel.wait_connected()
+        async with channel.protocol("echo") as stream:
+
+            async def send():
+                for message in sent:
+                    await stream.send(message)
+
+            sending = asyncio.create_task(send())
+            for number, message in enumerate(sent):
+                assert await stream.receive() == message
+                if number % 25 == 10:
+                    here.cut()
+            await sending
     assert here.wires[0].made > 3
 
 

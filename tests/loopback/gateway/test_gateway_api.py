@@ -60,7 +60,9 @@ class TestRequest:
         assert [pair for pair in event.headers if pair[0] == "x-a"] == [("x-a", "caf\xe9"), ("x-a", "2")]
         scope, body = seen[0]
         assert (scope["method"], scope["raw_path"], scope["query_string"], body) == ("GET", b"/a%20b", b"c=d", b"")
-        assert sorted(scope["headers"]) == [
+        [left_ms] = [int(value) for name, value in scope["headers"] if name == b"stormline-deadline-ms"]
+        assert 5000 < left_ms <= 15_000
+        assert sorted(field for field in scope["headers"] if field[0] != b"stormline-deadline-ms") == [
             (b"accept", b"x/\xe9"),
             (b"host", HOST.encode()),
             (b"stormline-app", b"demo"),
@@ -82,7 +84,15 @@ class TestRequest:
         headers = (*((name, "x-private") for name in dropped), ("X-Kept", "1"), ("Authorization", "Bearer x"))
         answer = await device.get(f"http://{HOST}/", headers=headers)
         names = {name.decode() for name, _ in seen[0][0]["headers"]}
-        assert names == {"host", "x-kept", "authorization", "via", "stormline-app", "stormline-device"}
+        assert names == {
+            "host",
+            "x-kept",
+            "authorization",
+            "via",
+            "stormline-app",
+            "stormline-device",
+            "stormline-deadline-ms",
+        }
         assert dict(seen[0][0]["headers"])[b"host"] == HOST.encode()
         assert {name for name in answer.headers if name.startswith(("x-", "conn", "keep"))} == {"x-kept"}
 

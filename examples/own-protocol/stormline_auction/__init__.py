@@ -1,0 +1,1 @@
+"""An auction as an own protocol."""
