@@ -23,9 +23,16 @@ def test_crowd_stands_echoes_and_costs_something(files, what):
                 assert server.resident_kib() > 1000.0
 
 
-def test_pushes_reach_the_whole_crowd(files):
-    with gateway._host("ours", files) as server, server.crowd("plain", 5) as crowd:
+@pytest.mark.parametrize("what", ["ours", "bare"])
+@pytest.mark.parametrize("carrier", ["plain", "tls"])
+def test_pushes_reach_the_whole_crowd(files, what, carrier):
+    with gateway._host(what, files) as server, server.crowd(carrier, 5) as crowd:
         server.push(crowd, 2)
+        assert crowd.ask("echo 20") == "done\n"
+
+
+def test_echo_may_take_a_task(files):
+    with gateway._host("ours", files) as server, server.crowd("tls", 2, "task") as crowd:
         assert crowd.ask("echo 20") == "done\n"
 
 

@@ -306,7 +306,7 @@ class Talk(RuleBasedStateMachine):
         pair = self.pair
         if not any(pair.under_way(role) for role in Role) and not len(pair.client._in) and not len(pair.server._in):
             assert set(pair.client._calls) == set(pair.server._calls)
-            assert pair.client._unacked_received == pair.server._unacked
+            assert pair.client._account().unacked == pair.server._account().unacked
             for call_id, call in pair.client._calls.items():
                 other = pair.server._calls[call_id]
                 assert call.answered == other.answered

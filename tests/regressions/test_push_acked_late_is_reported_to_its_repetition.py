@@ -7,7 +7,7 @@ could never learn of it. Found by simulation: `elevator`, a third of all pushes 
 
 import asyncio
 
-from stormline.appgw.port import Delivery, Push
+from stormline.appgw.port import Delivery, Push, Told
 from stormline.appgw.push import PushNode
 from stormline.core import limits
 from stormline.testing.simloop import SimClock, on_virtual_time
@@ -17,16 +17,15 @@ class SlowDevice:
     """One device whose acknowledgement takes its time."""
 
     def __init__(self) -> None:
-        self.acked = asyncio.Event()
+        self.waiting: list[Told] = []
         self.sent: list[str] = []
 
     def session_of(self, app: str, device: str) -> str | None:
         return "s1"
 
-    async def push(self, app: str, device: str, push: Push) -> Delivery:
+    def push(self, app: str, device: str, push: Push, told: Told) -> None:
         self.sent.append(push.push_id)
-        await self.acked.wait()
-        return Delivery.ACKED
+        self.waiting.append(told)
 
 
 @on_virtual_time
@@ -37,7 +36,7 @@ async def test_repetition_after_a_late_acknowledgement_is_acked_and_not_sent_aga
     assert await node.deliver("shop", "d1", push) is Delivery.UNCONFIRMED
     assert loop.time() == limits.PUSH_ACK_TIMEOUT_S
     assert await node.deliver("shop", "d1", push) is Delivery.UNCONFIRMED
-    device.acked.set()
+    device.waiting[0](Delivery.ACKED)
     assert await node.deliver("shop", "d1", push) is Delivery.ACKED
     assert device.sent == ["p1"]
-    await node.close()
+    node.close()

@@ -21,18 +21,20 @@ class Devices:
         self.sessions = dict(sessions)
         self.outcome = Delivery.ACKED
         self.sent = []
-        self.hold = None
+        self.holding = False
+        self.held = []
         self.asked = asyncio.Event()
 
     def session_of(self, app, device):
         return self.sessions.get(device)
 
-    async def push(self, app, device, push):
+    def push(self, app, device, push, told):
         self.sent.append(push.push_id)
         self.asked.set()
-        if self.hold is not None:
-            await self.hold.wait()
-        return self.outcome
+        if self.holding:
+            self.held.append(told)
+        else:
+            told(self.outcome)
 
 
 class Places:
@@ -109,13 +111,13 @@ class TestService:
         assert raised.value.code == "unavailable"
 
     async def test_engine_lost_while_waiting_is_unconfirmed(self, broker, a, b):
-        b.devices.hold = asyncio.Event()
+        b.devices.holding = True
         a.places.answers = [Location("b", "s1", 1)]
         waiting = asyncio.create_task(a.service.push("demo", "d1", b"x"))
         await b.devices.asked.wait()
         broker.cut()
         assert (await waiting).delivery is Delivery.UNCONFIRMED
-        b.devices.hold.set()
+        b.devices.held[0](Delivery.ACKED)
 
     async def test_malformed_order_of_another_node_is_refused(self, a, b):
         answer = await a.engine.request(subjects.of_node("u1", "b", "push"), b"\xc1", timeout_s=1.0)
@@ -151,11 +153,11 @@ class TestNode:
         assert not b.devices.sent
 
     async def test_repetition_at_the_same_moment_shares_one_delivery(self, b):
-        b.devices.hold = asyncio.Event()
+        b.devices.holding = True
         waiting = [asyncio.create_task(self.deliver(b)) for _ in range(5)]
         await asyncio.sleep(0)
         waiting[0].cancel()  # one who asked leaves: the others still hear
-        b.devices.hold.set()
+        b.devices.held[0](Delivery.ACKED)
         assert await asyncio.gather(*waiting[1:]) == [Delivery.ACKED] * 4
         assert b.devices.sent == ["p1"]
 
@@ -181,11 +183,37 @@ class TestNode:
         await self.deliver(b, "p0")
         assert b.devices.sent == ["p0", "p1", "p2", "p3", "p4", "p0"]
 
-    async def test_close_ends_deliveries_that_run(self, b):
-        b.devices.hold = asyncio.Event()
+    async def test_acknowledgement_after_all_who_asked_have_gone_answers_a_repetition(self, b):
+        b.devices.holding = True
         waiting = asyncio.create_task(self.deliver(b))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await b.receiver.close()
+        await b.devices.asked.wait()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        b.devices.held[0](Delivery.ACKED)
+        assert await self.deliver(b) is Delivery.ACKED
+        assert b.devices.sent == ["p1"]
+
+    async def test_acknowledgement_is_awaited_for_a_while_only(self, b, monkeypatch):
+        monkeypatch.setattr(limits, "PUSH_ACK_TIMEOUT_S", 0.0)
+        b.devices.holding = True
+        assert await self.deliver(b) is Delivery.UNCONFIRMED
+        assert await self.deliver(b) is Delivery.UNCONFIRMED  # the first may still be acknowledged
+        assert b.devices.sent == ["p1"]
+
+    async def test_push_the_session_does_not_take_is_not_remembered(self, b, monkeypatch):
+        def broken(*arguments):
+            raise errors.LocalProtocolError("too large")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(b.devices, "push", broken)
+            with pytest.raises(errors.LocalProtocolError):
+                await self.deliver(b)
+        assert await self.deliver(b) is Delivery.ACKED
+
+    async def test_close_ends_deliveries_that_run(self, b):
+        b.devices.holding = True
+        waiting = asyncio.create_task(self.deliver(b))
+        await b.devices.asked.wait()
+        b.receiver.close()
         with pytest.raises(asyncio.CancelledError):
             await waiting

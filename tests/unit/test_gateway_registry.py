@@ -1,6 +1,6 @@
 """The live sessions of a node: one for each device, the newest, and nobody's calls lost by it."""
 
-from stormline.appgw.port import Delivery, Identity, Push
+from stormline.appgw.port import Delivery, Identity, Push, Told
 from stormline.core.codes import Code
 from stormline.gateway.registry import Registry
 
@@ -13,8 +13,8 @@ class Session:
         self.leaving = leaving
         self.closed: list[Code] = []
 
-    async def push(self, push: Push) -> Delivery:
-        return Delivery.ACKED
+    def push(self, push: Push, told: Told) -> None:
+        told(Delivery.ACKED)
 
     def close(self, code: Code, reason: str) -> None:
         self.closed.append(code)

@@ -208,6 +208,13 @@ class Phone:
         return call_id
 
 
+def pushed(node, push):
+    """Push to the device `d1`; give what will be its outcome."""
+    outcome = asyncio.get_running_loop().create_future()
+    node.hub.registry.push("demo", "d1", push, outcome.set_result)
+    return outcome
+
+
 async def settle():
     for _ in range(20):
         await asyncio.sleep(0)
@@ -252,7 +259,7 @@ async def test_push_to_a_session_that_waits_is_acknowledged_when_its_client_is_b
     node = Node()
     phone = Phone(node.clock).join(node)
     phone.lose()
-    push = asyncio.create_task(node.hub.registry.push("demo", "d1", Push("p1", "t", b"x")))
+    push = pushed(node, Push("p1", "t", b"x"))
     await settle()
     assert (await phone.back(node)).resumed
     (received,) = phone.hear()
@@ -269,9 +276,7 @@ async def test_pushes_to_a_session_that_waits_are_bounded():
     phone = Phone(node.clock).join(node)
     phone.lose()
     body = bytes(limits.PUSH_BODY_BYTES_MAX)
-    pushes = [
-        asyncio.create_task(node.hub.registry.push("demo", "d1", Push(f"p{number}", "t", body))) for number in range(9)
-    ]
+    pushes = [pushed(node, Push(f"p{number}", "t", body)) for number in range(9)]
     await settle()
     assert [push.result() for push in pushes if push.done()] == [Delivery.OFFLINE] * 8
     assert node.hub.room.size <= limits.KEPT_ROOM_BYTES + limits.FRAME_BYTES_MAX
@@ -439,7 +444,7 @@ class TestOtherNode:
         phone = Phone(first.clock).join(first)
         session = phone.welcome.session
         call = phone.call("slow")
-        push = asyncio.create_task(first.hub.registry.push("demo", "d1", Push("p1", "t", b"x")))
+        push = pushed(first, Push("p1", "t", b"x"))
         await settle()
         phone.lose()
         asyncio.get_running_loop().call_later(1.0, first.gate.go.set)

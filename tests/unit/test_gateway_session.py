@@ -1,12 +1,14 @@
 """A session over a transport of the test's own: what it costs at most, and that one call's end is its own."""
 
 import asyncio
+import contextlib
+import contextvars
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stormline.appgw.plans import PlanChange
-from stormline.appgw.port import Delivery, Push
+from stormline.appgw.port import Answer, Delivery, Push
 from stormline.core import limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.errors import CallError
@@ -38,6 +40,7 @@ class Transport:
         self.buffered = 0
         self.reading = True
         self.closed = False
+        self.writes = 0
 
     def get_extra_info(self, name):
         return {"ssl_object": Tls(), "peername": ("192.0.2.1", 5)}.get(name)
@@ -47,6 +50,7 @@ class Transport:
 
     def write(self, data):
         self.sent += data
+        self.writes += 1
         self.buffered += len(data)
 
     def get_write_buffer_size(self):
@@ -67,6 +71,32 @@ class Transport:
     abort = close
 
 
+MARK = contextvars.ContextVar("mark", default="none")
+
+
+class AtOnce:
+    """Answers without a task, or does not."""
+
+    name = "once"
+
+    def handle(self, exchange):
+        match exchange.method:
+            case "size":
+                return Answer(0, (("n", "v"),), bytes(int(exchange.target)))
+            case "no":
+                raise CallError(Code.CALL_REFUSED, "no", retry_after_s=2.0)
+            case "bug":
+                raise RuntimeError("secret detail")
+            case "headers":
+                return Answer(0, (("n", "v"),) * (limits.CALL_HEADERS_MAX + 1))
+            case "later":
+                return self._later(exchange)
+
+    async def _later(self, exchange):
+        size = sum([len(chunk) async for chunk in exchange.body()])
+        await exchange.reply(size)
+
+
 class Gate:
     """Does what the call's method says."""
 
@@ -83,6 +113,15 @@ class Gate:
                 await exchange.reply(0, (), b"ok")
             case "large":
                 await exchange.reply(0, (), bytes(limits.CREDIT_BYTES * 2))
+            case "mark":
+                before = MARK.get()
+                MARK.set(exchange.target)
+                await asyncio.sleep(0)
+                await exchange.reply(0, (), f"{before} {MARK.get()}".encode())
+            case "stubborn":
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.go.wait()
+                raise TimeoutError
             case "wait":
                 try:
                     await self.go.wait()
@@ -117,7 +156,7 @@ class Pair:
         self.changes = AppChanges()
         self.hub = Hub(
             keys={"demo": {"k1": KEY.public_key()}},
-            router=Router([self.gate]),
+            router=Router([self.gate, AtOnce()]),
             registry=Registry(),
             clock=SystemClock(),
             rng=SystemRng(),
@@ -154,10 +193,15 @@ class Pair:
             events.append(event)
         return events
 
-    def call(self, method, **fields):
-        call_id = self.client.send_call("test", method, **fields)
+    def call(self, method, gate="test", **fields):
+        call_id = self.client.send_call(gate, method, **fields)
         self.talk()
         return call_id
+
+    def push(self, push):
+        outcome = self.loop.create_future()
+        self.session.push(push, outcome.set_result)
+        return outcome
 
     def pause(self):
         self.carrier.pause_writing()
@@ -260,6 +304,93 @@ class TestCalls:
         assert [event.status for event in pair.hear()] == [7]
         assert not pair.client.is_open(call)
 
+    async def test_call_cancelled_before_its_task_has_begun_leaves_nothing(self, pair):
+        call = pair.client.send_call("test", "reply")
+        pair.client.send_cancel(call)
+        pair.talk()
+        await settle()
+        assert not pair.gate.done
+        assert not pair.hub.tasks
+        assert pair.hub.calls == {"demo": 0}
+        assert pair.hear() == []
+
+    @pytest.mark.parametrize("method", ["wait", "stubborn"])
+    async def test_call_whose_gate_misses_the_deadline_fails_with_it(self, pair, monkeypatch, caplog, method):
+        monkeypatch.setattr(limits_platform, "CALL_DEADLINE_GRACE_S", 0.0)
+        pair.call(method, deadline_s=0.001)
+        await asyncio.wait(list(pair.hub.tasks))
+        await settle()
+        [failed] = pair.hear()
+        assert (failed.code, failed.maybe_delivered) == (Code.CALL_DEADLINE, True)
+        assert pair.gate.cancelled == (method == "wait")
+        assert not [record for record in caplog.records if record.exc_info]
+
+    async def test_each_call_has_a_context_of_its_own(self, pair):
+        for mark in ("a", "b"):
+            pair.call("mark", target=mark)
+        await settle()
+        assert [event.body for event in pair.hear()] == [b"none a", b"none b"]
+        assert MARK.get() == "none"
+
+
+class TestAnswersAtOnce:
+    async def test_answer_costs_no_task(self, pair):
+        call = pair.call("size", gate="once", target="5")
+        assert not pair.hub.tasks
+        assert pair.hear() == [e.ReplyReceived(call, 0, (("n", "v"),), bytes(5), False)]
+
+    async def test_failure_ends_its_call_alone(self, pair, caplog):
+        for method in ("no", "bug", "headers"):
+            pair.call(method, gate="once")
+        events = pair.hear()
+        assert [event.code for event in events] == [Code.CALL_REFUSED, Code.CALL_FAILED, Code.CALL_FAILED]
+        assert (events[0].reason, events[0].retry_after_s) == ("no", 2.0)
+        assert events[1].reason == events[2].reason == "internal error"
+        assert len([record for record in caplog.records if record.exc_info]) == 2
+        assert pair.call("size", gate="once", target="1")
+        assert len(pair.hear()) == 1
+
+    async def test_gate_may_take_a_task_where_it_has_to_wait(self, pair):
+        call = pair.call("later", gate="once", body=b"abc", more=True)
+        assert len(pair.hub.tasks) == 1
+        pair.client.send_data(call, b"de", end=True)
+        pair.talk()
+        await settle()
+        assert [event.status for event in pair.hear()] == [5]
+
+    async def test_large_answer_goes_under_flow_control(self, pair):
+        call = pair.call("size", gate="once", target=str(2 * limits.CREDIT_BYTES))
+        await settle()
+        got = sum(len(event.body) for event in pair.hear())
+        assert got == limits.CREDIT_BYTES
+        while got < 2 * limits.CREDIT_BYTES:
+            pair.client.consume(call, limits.CREDIT_BYTES // 2)
+            pair.talk()
+            await settle()
+            got += sum(len(event.body) for event in pair.hear())
+        await settle()
+        assert not pair.hub.tasks
+
+    async def test_answers_to_calls_of_one_read_leave_together_but_not_without_bound(self, pair):
+        count = limits_platform.ANSWERS_JOINED_MAX
+        for _ in range(2 * count + 1):
+            pair.client.send_call("once", "size", target="9")
+        before = pair.transport.writes
+        pair.talk()
+        assert pair.transport.writes - before == 3
+        assert len(pair.hear()) == 2 * count + 1
+
+    async def test_peer_that_does_not_read_gets_answers_in_order_once_it_does(self, pair):
+        pair.pause()
+        calls = [pair.call("reply")]
+        calls += [pair.call("size", gate="once", target="1") for _ in range(3)]
+        await settle()
+        assert not pair.transport.sent
+        pair.resume()
+        await settle()
+        assert [event.call_id for event in pair.hear()] == calls
+        assert not pair.hub.tasks
+
 
 class TestBackPressure:
     async def test_answer_waits_for_credit_then_goes_on(self, pair):
@@ -301,7 +432,7 @@ class TestBackPressure:
     async def test_backlog_beyond_the_bound_ends_the_session_with_a_code(self, pair):
         pair.pause()
         pair.transport.buffered = limits_platform.SESSION_BACKLOG_BYTES_MAX
-        delivery = asyncio.create_task(pair.session.push(Push("p1", "", b"x")))
+        delivery = pair.push(Push("p1", "", b"x"))
         await settle()
         assert pair.transport.closed
         assert pair.hear()[-1].code == Code.OVERLOADED
@@ -316,8 +447,8 @@ class TestBackPressure:
 
 class TestPush:
     async def test_push_is_acknowledged_or_lost_with_the_session(self, pair):
-        first = asyncio.create_task(pair.session.push(Push("p1", "t", b"x")))
-        second = asyncio.create_task(pair.session.push(Push("p2", "t", b"x")))
+        first = pair.push(Push("p1", "t", b"x"))
+        second = pair.push(Push("p2", "t", b"x"))
         await settle()
         seqs = [event.seq for event in pair.hear()]
         pair.client.send_ack(seqs[0])
@@ -325,7 +456,7 @@ class TestPush:
         assert await first is Delivery.ACKED
         pair.carrier.connection_lost(None)
         assert await second is Delivery.UNCONFIRMED
-        assert await pair.session.push(Push("p3", "t", b"x")) is Delivery.OFFLINE
+        assert await pair.push(Push("p3", "t", b"x")) is Delivery.OFFLINE
 
 
 class TestNotices:

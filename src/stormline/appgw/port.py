@@ -4,9 +4,9 @@ The gateway above implements `Exchange` and `Downlink`; the application gateways
 """
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stormline.wire.messages import Headers
 
@@ -122,6 +122,20 @@ class Exchange(Protocol):
         ...
 
 
+class Answer(NamedTuple):
+    """A whole answer; see `Exchange.reply`.
+
+    Attributes:
+        status: HTTP's, or 0.
+        headers: metadata.
+        body: content.
+    """
+
+    status: int
+    headers: Headers = ()
+    body: bytes = b""
+
+
 class Gate(Protocol):
     """An application gateway."""
 
@@ -130,8 +144,11 @@ class Gate(Protocol):
         """The gate name that calls carry."""
         ...
 
-    async def handle(self, exchange: Exchange) -> None:
-        """Serve one call.
+    def handle(self, exchange: Exchange) -> Answer | Coroutine[Any, Any, None]:
+        """Serve one call: give the whole answer where it is known at once, else what serves it, as `async def` does.
+
+        An answer given at once costs no task, in the context of the connection; it is sent when that takes it. What
+        serves a call runs as a task in a context of its own.
 
         Raises:
             CallError: the answer is no. Any other exception counts as CALL_FAILED; neither touches other calls.
@@ -171,6 +188,10 @@ class Push:
     expires_ms: int | None = None
 
 
+Told: TypeAlias = Callable[[Delivery], None]
+"""Hears once what became of a push. Never raises."""
+
+
 class Downlink(Protocol):
     """The way to the devices whose sessions this node holds."""
 
@@ -178,7 +199,7 @@ class Downlink(Protocol):
         """Give the id of the device's live session on this node."""
         ...
 
-    async def push(self, app: str, device: str, push: Push) -> Delivery:
-        """Send a push and wait for its acknowledgement or the end of the device's session. Never raises for what
-        the device does or does not do."""
+    def push(self, app: str, device: str, push: Push, told: Told) -> None:
+        """Send a push. `told` hears at once where it was not sent, else with its acknowledgement or the end of the
+        device's session. Never raises for what the device does or does not do."""
         ...

@@ -106,19 +106,16 @@ class PushNode:
         self._subject = subjects.of_node(unit, node, "push")
         self._clock = clock
         self._recent: OrderedDict[tuple[str, str, str], _Recent] = OrderedDict()
-        self._running: dict[asyncio.Task[Delivery], None] = {}  # in order, so that runs repeat
+        self._waiting: dict[asyncio.Future[Delivery], None] = {}  # in order, so that runs repeat
 
     async def start(self, engine: Server) -> Subscription:
         """Begin to take pushes of other nodes; the interest outlives losses of the engine."""
         return await engine.serve(self._subject, self._take)
 
-    async def close(self) -> None:
-        """End the deliveries that still run."""
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+    def close(self) -> None:
+        """Cancel those who wait for an acknowledgement."""
+        for waiter in list(self._waiting):
+            waiter.cancel()
 
     async def deliver(self, app: str, device: str, push: Push) -> Delivery:
         """Deliver to the device's session here, and wait at most `limits.PUSH_ACK_TIMEOUT_S` for its acknowledgement.
@@ -134,21 +131,26 @@ class PushNode:
         if recent is None or not recent.stands(session):
             if session is None:
                 return Delivery.OFFLINE
-            # A task of its own: the outcome must be known also where the one who asked has gone.
-            task = asyncio.create_task(self._downlink.push(app, device, push))
-            self._running[task] = None
-            task.add_done_callback(lambda done: self._running.pop(done, None))
-            recent = self._recent[key] = _Recent(session, task)
+            recent = _Recent(session)  # knows the outcome also where the one who asked has gone
+            self._downlink.push(app, device, push, recent.tell)
+            self._recent[key] = recent
             while len(self._recent) > limits_platform.PUSH_RECENT_MAX:
                 self._recent.popitem(last=False)
         self._recent.move_to_end(key)
+        return recent.outcome or await self._wait(recent)
+
+    async def _wait(self, recent: "_Recent") -> Delivery:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Delivery] = loop.create_future()
+        late = loop.call_later(limits.PUSH_ACK_TIMEOUT_S, _give_up, waiter)
+        recent.waiting.append(waiter)
+        self._waiting[waiter] = None
         try:
-            async with asyncio.timeout(limits.PUSH_ACK_TIMEOUT_S) as timeout:
-                return await asyncio.shield(recent.outcome)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            return Delivery.UNCONFIRMED
+            return await waiter
+        finally:
+            late.cancel()
+            recent.waiting.remove(waiter)
+            del self._waiting[waiter]
 
     async def _take(self, message: Message) -> Reply:
         try:
@@ -162,25 +164,34 @@ class PushNode:
 class _Recent:
     """A push that was sent on a session here."""
 
-    __slots__ = ("outcome", "session")
+    __slots__ = ("outcome", "session", "waiting")
 
-    def __init__(self, session: str, outcome: asyncio.Task[Delivery]) -> None:
+    def __init__(self, session: str) -> None:
         self.session = session
+        self.outcome: Delivery | None = None
+        self.waiting: list[asyncio.Future[Delivery]] = []
+
+    def tell(self, outcome: Delivery) -> None:
+        """The outcome is known."""
         self.outcome = outcome
+        for waiter in self.waiting:
+            if not waiter.done():
+                waiter.set_result(outcome)
 
     def stands(self, session: str | None) -> bool:
         """Say whether the outcome answers a repetition too: it does unless the push surely or probably never came."""
-        if not self.outcome.done():
-            return True
-        if self.outcome.cancelled() or self.outcome.exception() is not None:
-            return False
-        match self.outcome.result():
-            case Delivery.ACKED:
+        match self.outcome:
+            case None | Delivery.ACKED:
                 return True
             case Delivery.UNCONFIRMED:
                 return self.session == session
             case _:
                 return False
+
+
+def _give_up(waiter: asyncio.Future[Delivery]) -> None:
+    if not waiter.done():
+        waiter.set_result(Delivery.UNCONFIRMED)
 
 
 class PushService:

@@ -1,8 +1,9 @@
 """What a gateway's connections cost: memory of idle ones, handshakes, echoes and pushes, in its process alone.
 
-Peers in the same run: mosquitto (MQTT, quality of service 1, as our pushes are acknowledged too) and servers of
-`websockets`. Handshakes are what a greeted connection over TLS costs more than one without. Each peer's turns stand
-between ours; a row is the pair whose ratio is the median.
+Peers in the same run: mosquitto (MQTT, quality of service 1, as our pushes are acknowledged too), servers of
+`websockets`, and the floor, protocol objects that only read and write the same bytes (`gateway_bare`). Handshakes are
+what a greeted connection over TLS costs more than one without. A push or publication goes out when the one before has
+been handed to all. Each peer's turns stand between ours; a row is the pair whose ratio is the median.
 """
 
 import contextlib
@@ -24,8 +25,8 @@ from stormline.core import errors
 from stormline.net.clock import SystemClock, SystemRng
 from stormline.web.server import TlsFiles
 
-SESSIONS: Final = 2000
-"""Idle connections of a carrier at once; more give the same figure."""
+SESSIONS: Final = 10_000
+"""Idle connections of a carrier at once."""
 FANOUT_SESSIONS: Final = 500
 """Sessions that are pushed to."""
 PUSHES: Final = 20
@@ -40,6 +41,7 @@ GOALS_KIB: Final = {"plain": 4.0, "tls": 48.0, "ws": 12.0, "wss": 60.0}
 """Memory of an idle session by carrier."""
 GOAL_HANDSHAKE_US: Final = 450.0
 GOAL_ECHO_US: Final = 20.0
+"""Where the gate answers at once. In a task, and in a WebSocket, it is twice as much."""
 GOALS_FANOUT_US: Final = {"plain": 9.0, "tls": 12.0}
 _CARRIER: Final = {"plain": "raw", "tls": "tls", "ws": "ws", "wss": "wss"}
 _MOSQUITTO: Final = shutil.which("mosquitto", path=f"/usr/sbin:/usr/local/sbin:{os.environ.get('PATH', '')}")
@@ -95,8 +97,7 @@ class _Server:
         """CPU time used so far."""
         if self._host is not None:
             return float(self._host.ask("cpu"))
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * 1e6 / os.sysconf("SC_CLK_TCK")
+        return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[0]) / 1e3  # of one thread; exact
 
     def resident_kib(self) -> float:
         """Memory held now."""
@@ -112,10 +113,10 @@ class _Server:
             crowd.ask(f"publish {rounds}")
 
     @contextlib.contextmanager
-    def crowd(self, carrier: str, standing: int) -> Iterator[_Process]:
+    def crowd(self, carrier: str, standing: int, speaks: str = "") -> Iterator[_Process]:
         """Have connections of one carrier."""
         port = self.ports["tls" if carrier in ("tls", "wss") else "plain"]
-        process = _Process("stormline.bench.gateway_crowd", self.speaks, _CARRIER[carrier], str(port), "0")
+        process = _Process("stormline.bench.gateway_crowd", speaks or self.speaks, _CARRIER[carrier], str(port), "0")
         try:
             if standing:
                 process.ask(f"stand {standing}")
@@ -129,7 +130,7 @@ def _host(what: str, files: TlsFiles) -> Iterator[_Server]:
     process = _Process("stormline.bench.gateway_host", what, str(files.certificate), str(files.key))
     try:
         plain, tls = map(int, process.ask().split())
-        yield _Server(what, {"plain": plain, "tls": tls}, process, process.process.pid)
+        yield _Server("ours" if what == "bare" else what, {"plain": plain, "tls": tls}, process, process.process.pid)
     finally:
         process.close()
 
@@ -184,8 +185,8 @@ def _handshake_us(server: _Server) -> float:
     return costs[0] - costs[1]
 
 
-def _echo_us(server: _Server, carrier: str) -> float:
-    with server.crowd(carrier, 20) as crowd:
+def _echo_us(server: _Server, carrier: str, speaks: str = "") -> float:
+    with server.crowd(carrier, 20, speaks) as crowd:
         crowd.ask("echo 200")
         return _per(server, ECHOES, lambda: crowd.ask(f"echo {ECHOES}"))
 
@@ -228,7 +229,7 @@ def run() -> list[Row]:
         )
         broker = stack.enter_context(_mosquitto(files, folder))
         ours = stack.enter_context(_host("ours", files))
-        sockets = stack.enter_context(_host("ws", files))
+        sockets, bare = stack.enter_context(_host("ws", files)), stack.enter_context(_host("bare", files))
         for carrier, goal in GOALS_KIB.items():
             value: float | None = None
             with _host("ours", files) as fresh:  # memory that was given back would hide what is taken
@@ -247,10 +248,14 @@ def run() -> list[Row]:
             rows.append(row(name, figure, "us", goal=goal, peer="" if server is None else peer, peer_value=value))
 
         add("handshake_us", GOAL_HANDSHAKE_US, _handshake_us, _handshake_us, "mosquitto", broker)
-        of_ws = functools.partial(_echo_us, carrier="ws")
-        add("echo_us", GOAL_ECHO_US, functools.partial(_echo_us, carrier="plain"), of_ws, "websockets", sockets)
+        of_ws, plain = functools.partial(_echo_us, carrier="ws"), functools.partial(_echo_us, carrier="plain")
+        tasked = functools.partial(plain, speaks="task")
+        add("echo_us", GOAL_ECHO_US, plain, of_ws, "websockets", sockets)
+        add("echo_bare_us", GOAL_ECHO_US, plain, plain, "bare protocol", bare)
+        add("echo_task_us", 2 * GOAL_ECHO_US, tasked, plain, "bare protocol", bare)
         add("echo_ws_us", 2 * GOAL_ECHO_US, of_ws, of_ws, "websockets", sockets)
         for carrier, goal in GOALS_FANOUT_US.items():
             spread = functools.partial(_fanout_us, carrier=carrier)
             add(f"fanout_{carrier}_us", goal, spread, spread, "mosquitto", broker)
+            add(f"fanout_bare_{carrier}_us", goal, spread, spread, "bare protocol", bare)
     return rows

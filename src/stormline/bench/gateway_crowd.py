@@ -1,9 +1,9 @@
 """Clients of a gateway or of a peer, in a process: `python -m stormline.bench.gateway_crowd WHAT CARRIER PORT FIRST`.
 
-`WHAT` is `ours` (sessions), `ws` (echoes of `websockets`) or `mqtt`. Each line on its standard input is done and
-answered with a line: `stand N` opens N connections that stay; `connect N` opens N, some at once, and drops each once it
-is greeted; `echo N` sends N messages of 128 bytes and waits for each to come back; `publish N` (mqtt) sends N messages
-to all who stand here.
+`WHAT` is `ours` (sessions), `task` (the same, with echoes that take a task there), `ws` (echoes of `websockets`) or
+`mqtt`. Each line on its standard input is done and answered with a line: `stand N` opens N connections that stay;
+`connect N` opens N, some at once, and drops each once it is greeted; `echo N` sends N messages of 128 bytes and waits
+for each to come back; `publish N` (mqtt) sends N messages to all who stand here.
 """
 
 import asyncio
@@ -111,6 +111,8 @@ class Client(asyncio.Protocol):
 class Session(Client):
     """Speaks our wire."""
 
+    gate = "echo"
+
     def greet(self) -> None:
         """Say HELLO."""
         self.machine = Connection(Role.CLIENT, 0.0)
@@ -133,9 +135,15 @@ class Session(Client):
             self.send(out)
 
     def ask(self) -> None:
-        """Call the gate `echo`."""
-        self.machine.send_call("echo", "echo", body=BODY)
+        """Call the gate."""
+        self.machine.send_call(self.gate, "echo", body=BODY)
         self.send(self.machine.data_to_send())
+
+
+class Tasked(Session):
+    """Calls a gate whose answers take a task."""
+
+    gate = "task"
 
 
 class Echo(Client):
@@ -232,7 +240,7 @@ class Crowd:
 
 
 CROWD = cast("Crowd", None)
-_KINDS: Final[dict[str, type[Client]]] = {"ours": Session, "ws": Echo, "mqtt": Mqtt}
+_KINDS: Final[dict[str, type[Client]]] = {"ours": Session, "task": Tasked, "ws": Echo, "mqtt": Mqtt}
 
 
 async def _run(what: str, carrier: str, port: int, first: int) -> None:
@@ -243,7 +251,8 @@ async def _run(what: str, carrier: str, port: int, first: int) -> None:
     if carrier in ("tls", "wss"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the bench measures the server
-        context.set_alpn_protocols([m.ALPN if carrier == "tls" and what == "ours" else websocket.ALPN])
+        ours = carrier == "tls" and issubclass(_KINDS[what], Session)
+        context.set_alpn_protocols([m.ALPN if ours else websocket.ALPN])
 
     async def opened(number: int) -> Client:
         client = _KINDS[what](first + number, carrier)

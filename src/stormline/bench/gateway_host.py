@@ -1,25 +1,29 @@
-"""A gateway's sessions (`ours`), or a server of `websockets` (`ws`), in a process.
+"""A gateway's sessions (`ours`), a server of `websockets` (`ws`), or the floor (`bare`), in a process.
 
 `python -m stormline.bench.gateway_host WHAT CERTIFICATE KEY`
 
 It prints its plain and its TLS port, then answers each line on its standard input with a number: `cpu` (microseconds
-used so far), `rss` (KiB of memory) or `push N` (that many pushes to every session, when all are acknowledged), and ends
-with that input.
+used so far), `rss` (KiB of memory) or `push N` (that many pushes to every session, the next when the one before has
+been handed to all; answered when all are acknowledged), and ends with that input.
 """
 
 import asyncio
 import contextlib
+import functools
 import gc
 import ssl
 import sys
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from stormline.appgw.port import Exchange, Push
+from stormline.appgw.port import Answer, Delivery, Exchange, Push
+from stormline.bench.gateway_bare import Bare
+from stormline.core import errors
 from stormline.core.values import Address
 from stormline.gateway.carrier import Carrier
 from stormline.gateway.listener import Door, Listener
@@ -39,13 +43,25 @@ BODY: Final = bytes(128)
 
 
 class _Echo:
-    """The gate `echo`: gives back what it is given."""
+    """The gate `echo`: gives back what it is given, at once."""
 
     name = "echo"
 
+    def handle(self, exchange: Exchange) -> Answer | Coroutine[Any, Any, None]:
+        body = exchange.whole_body()
+        return self._later(exchange) if body is None else Answer(0, (), body)
+
+    async def _later(self, exchange: Exchange) -> None:
+        await exchange.reply(0, (), b"".join([chunk async for chunk in exchange.body()]))
+
+
+class _Task:
+    """The gate `task`: the same in a task, as where an upstream is asked."""
+
+    name = "task"
+
     async def handle(self, exchange: Exchange) -> None:
-        gathered = b"".join([chunk async for chunk in exchange.body()])
-        await exchange.reply(0, (), gathered)
+        await exchange.reply(0, (), exchange.whole_body() or b"")
 
 
 def _sessions(files: TlsFiles) -> tuple[int, int, Registry]:
@@ -53,7 +69,7 @@ def _sessions(files: TlsFiles) -> tuple[int, int, Registry]:
     clock, rng, registry = SystemClock(), SystemRng(), Registry()
     hub = Hub(
         keys={APP: {KID: KEY.public_key()}},
-        router=Router([_Echo()]),
+        router=Router([_Echo(), _Task()]),
         registry=registry,
         clock=clock,
         rng=rng,
@@ -90,10 +106,29 @@ async def _websockets(files: TlsFiles) -> tuple[int, int]:
 
 
 async def _push(registry: Registry, rounds: int) -> None:
-    sessions: list[Any] = list(registry)
+    sessions = list(registry)
+    counted = _Counted(rounds * len(sessions))
     for number in range(rounds):
         push = Push(push_id=str(number), body=BODY, topic="t", expires_ms=None)
-        await asyncio.gather(*(each.push(push) for each in sessions))
+        for each in sessions:
+            each.push(push, counted.told)
+        await asyncio.sleep(0)
+    await counted.all
+
+
+class _Counted:
+    """Waits for so many pushes to be acknowledged."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self.all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def told(self, outcome: Delivery) -> None:
+        if outcome is not Delivery.ACKED:
+            raise errors.PlatformError(f"bench: a push was {outcome}")
+        self._left -= 1
+        if self._left == 0:
+            self.all.set_result(None)
 
 
 def _resident_kib() -> int:
@@ -103,9 +138,14 @@ def _resident_kib() -> int:
 
 
 async def _serve(what: str, files: TlsFiles) -> None:
-    registry = Registry()
+    push: Callable[[int], Awaitable[None]] | None = None
     if what == "ours":
         plain, tls, registry = _sessions(files)
+        push = functools.partial(_push, registry)
+    elif what == "bare":
+        bare = Bare(BODY)
+        plain, tls = await bare.listen(files)
+        push = bare.push
     else:
         plain, tls = await _websockets(files)
     _say(plain, tls)
@@ -116,8 +156,8 @@ async def _serve(what: str, files: TlsFiles) -> None:
                 _say(int(time.process_time() * 1e6))
             case ["rss"]:
                 _say(_resident_kib())
-            case ["push", rounds]:
-                await _push(registry, int(rounds))
+            case ["push", rounds] if push is not None:
+                await push(int(rounds))
                 _say(0)
 
 

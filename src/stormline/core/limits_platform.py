@@ -452,6 +452,8 @@ HANDOVER_TIMEOUT_S: Final = 3.5
 """How long a node waits for a session of another: that wait and the way there and back, within `HELLO_TIMEOUT_S`."""
 STALL_TIMEOUT_S: Final = 120.0
 """How long a session may take nothing of what we send before it is dropped: twice what 64 KiB need on GPRS."""
+ANSWERS_JOINED_MAX: Final = 16
+"""Answers of one connection that leave in one write where its calls came in one read: with full chunks 256 KiB wait."""
 CALL_DEADLINE_GRACE_S: Final = 0.5
 """How long after the deadline the session itself ends a call: the gate knows better what became of the work, so it is
 given the time to say so."""

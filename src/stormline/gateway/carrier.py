@@ -110,7 +110,8 @@ class Carrier(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the peer."""
         if not self._over:
-            self.machine.receive_data(data, self._loop.time())
+            session = self.session
+            (self.machine if session is None else session.connection).receive_data(data, self._loop.time())
             self.pump()
 
     def eof_received(self) -> bool:
@@ -174,7 +175,7 @@ class Carrier(asyncio.Protocol):
     def flush(self) -> None:
         """Hand what the machine has put out to the transport."""
         session = self.session
-        data = (session.connection if session is not None else self.machine).data_to_send()
+        data = (self.machine if session is None else session.connection).data_to_send()
         if not data or self._transport.is_closing():
             return
         self._transport.write(data)
@@ -189,26 +190,30 @@ class Carrier(asyncio.Protocol):
         """Do what the machine tells, send what it wants sent, set the timer."""
         closed: e.Closed | None = None
         try:
-            # The HELLO puts another machine in the greeting's place.
-            while not self._over and (event := self.machine.next_event()) is not None:
+            while not self._over:
+                session = self.session  # the HELLO puts another machine in the greeting's place
+                event = (self.machine if session is None else session.connection).next_event()
+                if event is None:
+                    break
                 if isinstance(event, e.Closed):
                     closed = event
+                elif session is not None:
+                    session.handle(event)
                 elif isinstance(event, e.HelloReceived):
                     self._greet(event.hello)
-                elif self.session is not None:
-                    self.session.handle(event)
         except RemoteProtocolError as error:
             _log.info("%s broke the protocol: %s", self.peer, error)
             closed = e.Closed(error.code, str(error))
         if self._over:
             return
-        self.flush()
+        if self.machine.has_data_to_send:
+            self.flush()
         if closed is not None:
             session = self._stop(machine.explain(closed))
             if session is not None:
                 session.end(machine.explain(closed))
             self._transport.close()
-        elif not self._over:
+        elif self._timer_at == math.inf and not self._over:
             self._arm()
 
     # -- inside: greeting ----------------------------------------------------------------------------------------
@@ -298,6 +303,7 @@ class Carrier(asyncio.Protocol):
         self.session = session
         session.network = _NETWORKS.get(hello.network, "unknown")
         session.attach(self)
+        self._arm()
 
     def _welcome(self, hello: m.Hello, identity: Identity, *, goes_on: Connection | None = None) -> m.Welcome:
         hub = self._hub

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from stormline.appgw.port import Identity
+from stormline.appgw.port import Answer, Identity
 from stormline.core import limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.errors import CallError, LocalProtocolError
@@ -40,6 +40,7 @@ class CallExchange:
         body_deadline: by when it must have ended. A caller that names a deadline means all of the call by it; one that
             names none waits `limits.CALL_DEADLINE_S` for the beginning, then for as long as the body flows.
         task: the task that handles the call.
+        expired: it was cancelled because the deadline has passed.
     """
 
     __slots__ = (
@@ -48,12 +49,13 @@ class CallExchange:
         "_credit_wait",
         "_data_wait",
         "_event",
+        "_late",
         "_link",
         "_loop",
         "_receiving",
-        "_timeout",
         "body_deadline",
         "deadline",
+        "expired",
         "identity",
         "task",
     )
@@ -67,9 +69,10 @@ class CallExchange:
         self._body_taken = False
         self._data_wait: asyncio.Future[None] | None = None
         self._credit_wait: asyncio.Future[None] | None = None
-        self._timeout: asyncio.Timeout | None = None
+        self._late: asyncio.TimerHandle | None = None
         self.identity = identity
         self.task: asyncio.Task[None] | None = None
+        self.expired = False
         now, wait_s = loop.time(), event.deadline_s
         self.deadline = now + (limits.CALL_DEADLINE_S if wait_s is None else min(wait_s, limits.CALL_DEADLINE_MAX_S))
         self.body_deadline = now + limits.CALL_DEADLINE_MAX_S if wait_s is None else self.deadline
@@ -111,10 +114,32 @@ class CallExchange:
 
     # -- for the session -----------------------------------------------------------------------------------------
 
-    def time_limit(self) -> asyncio.Timeout:
-        """Give the context that ends the call a little after its deadline."""
-        self._timeout = asyncio.timeout_at(self.deadline + limits_platform.CALL_DEADLINE_GRACE_S)
-        return self._timeout
+    def begin(self, task: asyncio.Task[None]) -> None:
+        """A task handles the call: it is cancelled a little after the deadline."""
+        self.task = task
+        self._late = self._loop.call_at(self.deadline + limits_platform.CALL_DEADLINE_GRACE_S, self._expire, task)
+
+    def end(self) -> None:
+        """The task has ended."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _expire(self, task: asyncio.Task[None]) -> None:
+        self.expired = True
+        task.cancel()
+
+    def answer(self, answer: Answer) -> bool:
+        """Put a whole answer out at once; give False where it takes more than one chunk.
+
+        Raises:
+            LocalProtocolError: more headers than the wire carries.
+        """
+        status, headers, body = answer
+        if len(body) > limits.CHUNK_BYTES_MAX:
+            return False
+        self._link.connection.send_reply(self._event.call_id, status, headers=headers, body=body)
+        return True
 
     def feed(self, body: bytes, *, end: bool) -> None:
         """Take a further chunk of the caller's body."""
@@ -146,8 +171,7 @@ class CallExchange:
     def live_on(self) -> None:
         """See `appgw.port.Exchange.live_on`."""
         self.deadline = self.body_deadline = math.inf
-        if self._timeout is not None:
-            self._timeout.reschedule(None)
+        self.end()
 
     async def next_chunk(self, used: int) -> bytes | None:
         """Give the next chunk of the body, None at its end; `used` bytes of the last one make room for more."""
@@ -174,8 +198,11 @@ class CallExchange:
         self._check_open()
         self._link.connection.send_reply(self.call_id, status, headers=headers, body=first, more=more or bool(rest))
         self._link.flush()
-        if self._timeout is not None and self.body_deadline > self.deadline and not self._timeout.expired():
-            self._timeout.reschedule(self.body_deadline + limits_platform.CALL_DEADLINE_GRACE_S)
+        if (more or rest) and self.task is not None and self.body_deadline > self.deadline and not self.expired:
+            self.end()
+            self._late = self._loop.call_at(
+                self.body_deadline + limits_platform.CALL_DEADLINE_GRACE_S, self._expire, self.task
+            )
         if rest:
             await self.send(rest)
             if not more:

@@ -156,7 +156,7 @@ class GatewayNode:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=limits.CLOSE_FLUSH_S)
-        await self._push_node.close()
+        self._push_node.close()
         await self._notices.close()
         with contextlib.suppress(errors.EngineError, TimeoutError):
             async with asyncio.timeout(limits_platform.DIRECTORY_FLUSH_S):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from stormline.appgw.port import Delivery, Identity, Push
+from stormline.appgw.port import Delivery, Identity, Push, Told
 from stormline.core.codes import Code
 
 
@@ -20,8 +20,8 @@ class LiveSession(Protocol):
         """The client was asked to leave and came back on another connection; this one ends with its last call."""
         ...
 
-    async def push(self, push: Push) -> Delivery:
-        """Send a push and wait for its acknowledgement."""
+    def push(self, push: Push, told: Told) -> None:
+        """See `appgw.port.Downlink.push`."""
         ...
 
     def close(self, code: Code, reason: str) -> None:
@@ -76,7 +76,10 @@ class Registry:
         session = self._sessions.get((app, device))
         return None if session is None else session.identity.session
 
-    async def push(self, app: str, device: str, push: Push) -> Delivery:
+    def push(self, app: str, device: str, push: Push, told: Told) -> None:
         """See `appgw.port.Downlink.push`."""
         session = self._sessions.get((app, device))
-        return Delivery.OFFLINE if session is None else await session.push(push)
+        if session is None:
+            told(Delivery.OFFLINE)
+        else:
+            session.push(push, told)

@@ -1,7 +1,8 @@
 """A session on the server: what outlives the connections it is carried by.
 
-A session is whose it is, the wire's machine, a task for each call, and the pushes under way. A carrier
-(`gateway.carrier`) brings it bytes and takes some; there is one at a time, or none for a while:
+A session is whose it is, the wire's machine, a task for each call that is not answered at once, and who is told what
+became of each push. A carrier (`gateway.carrier`) brings it bytes and takes some; there is one at a time, or none for a
+while:
 
 - when the connection is lost the session waits for the client's next one, for a while and within bounds. Its calls run
   on, and what it has to say is kept;
@@ -10,6 +11,7 @@ A session is whose it is, the wire's machine, a task for each call, and the push
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from stormline.appgw.port import Delivery, Gate, Identity, Push
+from stormline.appgw.port import Answer, Delivery, Gate, Identity, Push, Told
 from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
@@ -39,6 +41,7 @@ from stormline.wire.states import State
 _log = logging.getLogger("stormline.gateway")
 
 _NO_QUOTA = Quota()
+_TOO_LATE = CallError(Code.CALL_DEADLINE, "no answer in time", maybe_delivered=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,7 +191,7 @@ class Session:
         self._turn: asyncio.Lock | None = None
         self._writable: asyncio.Future[None] | None = None
         self._calls: dict[int, CallExchange] | None = None
-        self._pushes: dict[int, asyncio.Future[bool]] | None = None
+        self._pushes: dict[int, Told] | None = None
         self._told = 0  # number of the last change of the plan that the client was told of
         self.connection = connection
         self.identity = identity
@@ -280,27 +283,21 @@ class Session:
             carrier.pump()
         self.end(reason)
 
-    async def push(self, push: Push) -> Delivery:
-        """Send a push and wait for its acknowledgement, or the session's end.
-
-        A session that waits for its client takes pushes in while it keeps little. Cancelled, the push may have been
-        sent.
-        """
-        if self._over:
-            return Delivery.OFFLINE
-        if self._carrier is None and self.connection.kept_bytes + len(push.body) > limits.KEPT_ROOM_BYTES:
-            return Delivery.OFFLINE
-        if not self.connection.can_push:
-            return Delivery.BUSY
-        seq = self.connection.send_push(push.push_id, push.body, topic=push.topic, expires_ms=push.expires_ms)
+    def push(self, push: Push, told: Told) -> None:
+        """See `appgw.port.Downlink.push`. A session that waits for its client takes pushes in while it keeps little."""
+        connection = self.connection
+        if self._over or (self._carrier is None and connection.kept_bytes + len(push.body) > limits.KEPT_ROOM_BYTES):
+            told(Delivery.OFFLINE)
+            return
+        if not connection.can_push:
+            told(Delivery.BUSY)
+            return
+        seq = connection.send_push(push.push_id, push.body, topic=push.topic, expires_ms=push.expires_ms)
         if self._pushes is None:
             self._pushes = {}
-        acked = self._pushes[seq] = self._loop.create_future()
-        self.flush()
-        try:
-            return Delivery.ACKED if await acked else Delivery.UNCONFIRMED
-        finally:
-            del self._pushes[seq]
+        self._pushes[seq] = told
+        if self._carrier is not None:
+            self._carrier.flush()
 
     def tell_changes(self) -> None:
         """See `gateway.notices.Recipient.tell_changes`.
@@ -334,6 +331,9 @@ class Session:
             return not self._carrier.paused
         return self._over or self.connection.kept_bytes <= limits.KEPT_ROOM_BYTES
 
+    def _turn_is_free(self) -> bool:
+        return self._turn is None or not self._turn.locked()
+
     def wake(self) -> None:
         """The peer reads again: let those who wait go on."""
         if self._writable is not None and not self._writable.done():
@@ -341,7 +341,7 @@ class Session:
 
     async def wait_writable(self) -> None:
         """Wait until the peer has taken enough; those who wait go on in the order they came."""
-        if self._may_write() and (self._turn is None or not self._turn.locked()):
+        if self._may_write() and self._turn_is_free():
             return
         if self._turn is None:
             self._turn = asyncio.Lock()
@@ -358,19 +358,18 @@ class Session:
     def handle(self, event: e.Event) -> None:
         """Act on an event of the machine; its carrier brings it."""
         match event:
+            case e.CallReceived():
+                self._open_call(event)
+            case e.PushAcked():
+                for seq in event.seqs:  # none waits for a push of the node the session came from
+                    if self._pushes and (told := self._pushes.pop(seq, None)) is not None:
+                        told(Delivery.ACKED)
             case e.DataReceived():
                 if call := self._call(event.call_id):
                     call.feed(event.body, end=event.end)
-            case e.CallReceived():
-                self._open_call(event)
             case e.CreditGranted():
                 if call := self._call(event.call_id):
                     call.credit_granted()
-            case e.PushAcked():
-                for seq in event.seqs:
-                    acked = self._pushes.get(seq) if self._pushes else None
-                    if acked is not None and not acked.done():
-                        acked.set_result(True)
             case e.CallCancelled():
                 call = self._calls.pop(event.call_id, None) if self._calls else None
                 if call is not None and call.task is not None:
@@ -401,39 +400,53 @@ class Session:
         except CallError as error:
             self._fail(event.call_id, error)
             return
+        if self.connection.frames_waiting >= limits_platform.ANSWERS_JOINED_MAX:
+            self.flush()
+            if self._over:
+                return
         exchange = CallExchange(self, self.identity, event, self._loop)
+        try:
+            work = gate.handle(exchange)
+            if isinstance(work, Answer):
+                if self._may_write() and self._turn_is_free() and exchange.answer(work):
+                    return  # `pump` sends it
+                work = exchange.reply(*work)
+        except Exception as error:
+            self._fail(event.call_id, self._failure(gate, error))
+            return
         if self._calls is None:
             self._calls = {}
         self._calls[event.call_id] = exchange
-        task = exchange.task = self._loop.create_task(self._serve(exchange, gate))
+        task = self._loop.create_task(work)
+        exchange.begin(task)
         self._hub.tasks[task] = None
         self._hub.calls[self.app] = self._hub.calls.get(self.app, 0) + 1
-        task.add_done_callback(self._served)
+        task.add_done_callback(functools.partial(self._served, exchange, gate))
 
-    def _served(self, task: asyncio.Task[None]) -> None:
+    def _served(self, exchange: CallExchange, gate: Gate, task: asyncio.Task[None]) -> None:
+        """A call's task has ended; whatever happened in it ends here."""
+        exchange.end()
         self._hub.tasks.pop(task, None)
         self._hub.calls[self.app] -= 1
+        if self._call(exchange.call_id) is exchange and self._calls:
+            del self._calls[exchange.call_id]
+        if task.cancelled():
+            error: BaseException | None = _TOO_LATE if exchange.expired else None
+        else:
+            error = task.exception()
+            if isinstance(error, TimeoutError) and exchange.expired:
+                error = _TOO_LATE
+            elif error is None and self.connection.is_open(exchange.call_id):
+                error = errors.LocalProtocolError("the application gateway did not finish its answer")
+        if error is not None:
+            self._fail(exchange.call_id, self._failure(gate, error))
 
-    async def _serve(self, exchange: CallExchange, gate: Gate) -> None:
-        """Run one call; whatever happens in it ends here."""
-        timeout = exchange.time_limit()
-        try:
-            async with timeout:
-                await gate.handle(exchange)
-            if self.connection.is_open(exchange.call_id):
-                raise errors.LocalProtocolError("the application gateway did not finish its answer")
-        except CallError as error:
-            self._fail(exchange.call_id, error)
-        except Exception as error:
-            if isinstance(error, TimeoutError) and timeout.expired():
-                failure = CallError(Code.CALL_DEADLINE, "no answer in time", maybe_delivered=True)
-            else:
-                _log.exception("%s: a call of gate %s failed", self._name(), gate.name)
-                failure = CallError(Code.CALL_FAILED, "internal error", maybe_delivered=True)
-            self._fail(exchange.call_id, failure)
-        finally:
-            if self._call(exchange.call_id) is exchange and self._calls:
-                del self._calls[exchange.call_id]
+    def _failure(self, gate: Gate, error: BaseException) -> CallError:
+        """Give what the caller hears of a call that failed."""
+        if isinstance(error, CallError):
+            return error
+        _log.error("%s: a call of gate %s failed", self._name(), gate.name, exc_info=error)
+        return CallError(Code.CALL_FAILED, "internal error", maybe_delivered=True)
 
     def _fail(self, call_id: int, error: CallError) -> None:
         if self._over or not self.connection.is_open(call_id):
@@ -460,9 +473,9 @@ class Session:
         for call in calls.values() if calls else ():
             if call.task is not None:
                 call.task.cancel()
-        for acked in self._pushes.values() if self._pushes else ():
-            if not acked.done():
-                acked.set_result(False)
+        pushes, self._pushes = self._pushes, None
+        for told in pushes.values() if pushes else ():
+            told(Delivery.UNCONFIRMED)
         _log.info("%s ended: %s", self._name(), why)
         if self._hub.registry.remove(self):
             self._hub.closed(self.identity)

@@ -40,6 +40,8 @@ def check_headers(headers: m.Headers) -> None:
 
 def headers_fault(headers: m.Headers) -> str:
     """Say what is wrong with headers, nothing where all is well."""
+    if not headers:
+        return ""
     if len(headers) > limits.CALL_HEADERS_MAX:
         return f"{len(headers)} headers, at most {limits.CALL_HEADERS_MAX}"
     size = 0

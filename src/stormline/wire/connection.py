@@ -15,35 +15,22 @@ then drop the connection. Messages and their order: `wire.messages`, `wire.state
 `docs/reference/protocol.md`.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
 from stormline.core import codes, limits
 from stormline.core.codes import Code
 from stormline.core.errors import LocalProtocolError, RemoteProtocolError
 from stormline.wire import events as e
 from stormline.wire import frames, kept, states
 from stormline.wire import messages as m
-from stormline.wire.checks import check_body, check_chunk, check_headers, headers_fault, milliseconds, seconds
+from stormline.wire.calls import OpenCall
+from stormline.wire.checks import check_body, check_chunk, check_headers, milliseconds, seconds
+from stormline.wire.pushes import Pushes
 from stormline.wire.states import Role, State
 
 _DELIVERED = -1  # offset of a call that left by an earlier transport
 _NOT_SENT = 2**63  # of one that did not, and has no place in the bytes of a new one yet
-
-
-class _Call:
-    """One open call, ours or the peer's. `sending`/`receiving`: body bytes may still go out/come in."""
-
-    __slots__ = ("answered", "consumed", "number", "offset", "ours", "receive_credit", "receiving",
-                 "send_credit", "sending")  # fmt: skip
-
-    def __init__(self, *, ours: bool, sending: bool, receiving: bool, offset: int) -> None:
-        self.ours = ours
-        self.sending = sending
-        self.receiving = receiving
-        self.answered = False
-        self.send_credit = limits.CREDIT_BYTES
-        self.receive_credit = limits.CREDIT_BYTES
-        self.consumed = 0
-        self.offset = offset
-        self.number = 0  # of its CALL among the frames we sent, where frames are counted
 
 
 class Connection:
@@ -80,13 +67,11 @@ class Connection:
         self._out: list[bytes] = []
         self._queued_bytes = 0
         self._events: list[e.Event] = []  # a few at most, and an empty deque takes ten times as much
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, OpenCall] = {}
         self._next_call = 1 if role is Role.CLIENT else 2
         self._peer_call = 0
         self._peer_calls_open = 0
-        self._push_seq = 0
-        self._unacked: set[int] = set()
-        self._unacked_received: set[int] = set()
+        self._pushes: Pushes | None = None  # made at first use: most sessions are idle
         self._ping: tuple[int, float, float] | None = None
         self._ping_nonce = 0
         self._now = now
@@ -150,9 +135,17 @@ class Connection:
 
     def data_to_send(self) -> bytes:
         """Give and forget the bytes to send now."""
-        data = b"".join(self._out)
-        self._out.clear()
+        out = self._out
+        if len(out) == 1:
+            return out.pop()
+        data = b"".join(out)
+        out.clear()
         return data
+
+    @property
+    def frames_waiting(self) -> int:
+        """How many frames `data_to_send` would give."""
+        return len(self._out)
 
     @property
     def has_data_to_send(self) -> bool:
@@ -183,17 +176,18 @@ class Connection:
             RemoteProtocolError: the peer broke the rules; see the module's text for what to do.
         """
         while not self._events:
-            if self.state is State.CLOSED or self._reading_is_held():
+            state = self.state
+            if state is State.CLOSED or (state is State.GREETING and self.role is Role.SERVER):
                 return None
             try:
                 message = self._in.next_message()
-                if message is None:
-                    if not self._eof:
-                        return None
+                if message is not None:
+                    self._last_frame = self._now
+                    self._receive(message)
+                elif self._eof:
                     self._lost(Code.OK, "the peer ended the connection without a word")
-                    continue
-                self._last_frame = self._now
-                self._receive(message)
+                else:
+                    return None
             except RemoteProtocolError as error:
                 self._end(error.code, str(error), silent=True)
                 raise
@@ -205,7 +199,7 @@ class Connection:
         return self._reading_is_held() and len(self._in) > 0
 
     def _reading_is_held(self) -> bool:
-        return self.role is Role.SERVER and self.state is State.GREETING
+        return self.state is State.GREETING and self.role is Role.SERVER
 
     @property
     def queued_bytes(self) -> int:
@@ -385,7 +379,7 @@ class Connection:
         call_id, offset = self._next_call, self._queued_bytes
         self._send(m.Call(call_id, gate, method, target, headers, body, more, milliseconds(deadline_s)))
         self._next_call += 2
-        call = _Call(ours=True, sending=more, receiving=True, offset=_NOT_SENT if self.detached else offset)
+        call = OpenCall(ours=True, sending=more, receiving=True, offset=_NOT_SENT if self.detached else offset)
         call.number = self._kept.sent if self._kept is not None else 0
         call.send_credit -= len(body)
         self._calls[call_id] = call
@@ -400,7 +394,7 @@ class Connection:
             self._send(m.Cancel(call_id, code))
         self._forget(call_id)
 
-    def _own(self, call_id: int) -> _Call:
+    def _own(self, call_id: int) -> OpenCall:
         call = self._calls.get(call_id)
         if call is None or not call.ours:
             raise LocalProtocolError(f"call {call_id} is not an open call of ours")
@@ -441,7 +435,7 @@ class Connection:
         """True while the call, of either side, has not ended."""
         return call_id in self._calls
 
-    def _theirs(self, call_id: int) -> _Call:
+    def _theirs(self, call_id: int) -> OpenCall:
         call = self._calls.get(call_id)
         if call is None or call.ours:
             raise LocalProtocolError(f"call {call_id} is not an open call of the peer")
@@ -476,23 +470,17 @@ class Connection:
         call = self._calls.get(call_id)
         if call is None or not call.receiving:
             return
-        held = limits.CREDIT_BYTES - call.receive_credit - call.consumed
-        if not 0 <= size <= held:
-            raise LocalProtocolError(f"call {call_id}: {size} bytes consumed, {held} are held")
-        call.consumed += size
-        if call.consumed >= limits.CREDIT_BYTES // 2 and states.after_send(self.role, self.state, m.Credit):
-            self._send(m.Credit(call_id, call.consumed))
-            call.receive_credit += call.consumed
-            call.consumed = 0
+        if (granted := call.use(call_id, size)) and states.after_send(self.role, self.state, m.Credit):
+            self._send(m.Credit(call_id, granted))
+            call.grant_peer(granted)
 
     # -- push and liveness ---------------------------------------------------------------------------------------
 
     @property
     def can_push(self) -> bool:
         """True where `send_push` is allowed now: open, and fewer than the bound unacknowledged."""
-        return (
-            states.after_send(self.role, self.state, m.Push) is not None
-            and len(self._unacked) < limits.PUSHES_UNACKED_MAX
+        return states.after_send(self.role, self.state, m.Push) is not None and (
+            self._pushes is None or len(self._pushes.unacked) < limits.PUSHES_UNACKED_MAX
         )
 
     def send_push(
@@ -505,17 +493,14 @@ class Connection:
         expires_ms: int | None = None,
     ) -> int:
         """Server: push to the device; give the sequence that `PushAcked` will name."""
-        if len(body) > limits.PUSH_BODY_BYTES_MAX:
-            raise LocalProtocolError(f"push of {len(body)} bytes, at most {limits.PUSH_BODY_BYTES_MAX}")
-        if fault := headers_fault(headers):
-            raise LocalProtocolError(fault)
-        if len(self._unacked) >= limits.PUSHES_UNACKED_MAX:
-            raise LocalProtocolError(f"{limits.PUSHES_UNACKED_MAX} pushes wait for their acknowledgement")
-        seq = self._push_seq + 1
-        self._send(m.Push(seq, push_id, topic, headers, body, expires_ms))
-        self._push_seq = seq
-        self._unacked.add(seq)
-        return seq
+        pushes = self._pushes or self._account()
+        self._send(pushes.next(push_id, body, topic, headers, expires_ms))
+        return pushes.sent()
+
+    def _account(self) -> Pushes:
+        if self._pushes is None:
+            self._pushes = Pushes()
+        return self._pushes
 
     def send_notice(self, version: int, hosts: tuple[str, ...] = ()) -> None:
         """Server: tell the client that its plan has changed; only where the capability `plan` is in force."""
@@ -534,9 +519,9 @@ class Connection:
 
     def send_ack(self, seq: int) -> None:
         """Client: the application has taken push `seq` over. A second time it does nothing."""
-        if seq in self._unacked_received:
+        if self._pushes is not None and seq in self._pushes.unacked:
             self._send(m.Ack((seq,)))
-            self._unacked_received.discard(seq)
+            self._pushes.unacked.discard(seq)
 
     def ping(self, now: float, within_s: float | None = None) -> None:
         """Ask the peer for a sign of life; `PongReceived` or, after the bound, `Closed` follows.
@@ -555,18 +540,19 @@ class Connection:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _send(self, message: m.Message, *, frame_bytes_max: int = limits.FRAME_BYTES_MAX) -> None:
-        state = states.after_send(self.role, self.state, type(message))
+        kind = type(message)
+        state = states.after_send(self.role, self.state, kind)
         if state is None:
-            raise LocalProtocolError(f"{self.role} may not send {type(message).__name__} in state {self.state}")
-        counted = self._counts and type(message) in states.COUNTED
-        if self.detached and not counted and not isinstance(message, m.Close):
-            raise LocalProtocolError(f"{type(message).__name__} belongs to a connection, and there is none")
+            raise LocalProtocolError(f"{self.role} may not send {kind.__name__} in state {self.state}")
+        counted = self._counts and kind in states.COUNTED
+        if self.detached and not counted and kind is not m.Close:
+            raise LocalProtocolError(f"{kind.__name__} belongs to a connection, and there is none")
         try:
             frame = frames.encode(message)
         except ValueError as error:
             raise LocalProtocolError(str(error)) from error
         if len(frame) - frames.PREFIX_BYTES > frame_bytes_max:
-            raise LocalProtocolError(f"{type(message).__name__} of {len(frame)} bytes, at most {frame_bytes_max}")
+            raise LocalProtocolError(f"{kind.__name__} of {len(frame)} bytes, at most {frame_bytes_max}")
         if counted:
             self._ledger().add(frame)
         self.state = state
@@ -579,75 +565,63 @@ class Connection:
         if not call.ours:
             self._peer_calls_open -= 1
 
-    def _forget_if_done(self, call_id: int, call: _Call) -> None:
+    def _forget_if_done(self, call_id: int, call: OpenCall) -> None:
         """A call ends with its answer, on both sides alike; what is left of the question is dropped."""
         if not call.ours and call.answered and not call.sending:
             self._forget(call_id)
 
     def _receive(self, message: m.Message) -> None:
-        state = states.after_receive(self.role, self.state, type(message))
+        kind = type(message)
+        before = self.state
+        state = states.after_receive(self.role, before, kind)
         if state is None:
-            raise RemoteProtocolError(f"{type(message).__name__} is not allowed in state {self.state}")
-        if self._counts and type(message) in states.COUNTED and self._ledger().take(self._in.frame_bytes):
+            raise RemoteProtocolError(f"{kind.__name__} is not allowed in state {self.state}")
+        if self._counts and kind in states.COUNTED and self._ledger().take(self._in.frame_bytes):
             self._confirm()
-        match message:
-            case m.Data():
-                self._receive_data_message(message)
-            case m.Call():
-                self._receive_call(message)
-            case m.Reply():
-                self._receive_reply(message)
-            case m.Credit():
-                self._receive_credit(message)
-            case m.Fail() | m.Cancel():
-                self._receive_end_of_call(message)
-            case m.Push() | m.Ack():
-                self._receive_push_traffic(message)
-            case m.Ping() | m.Pong() | m.Received():
-                self._receive_upkeep(message)
-            case m.Notice():
-                if fault := self._notice_fault(message.version, message.hosts):
-                    raise RemoteProtocolError(fault)
-                self._events.append(e.NoticeReceived(message.version, message.hosts))
-            case _:
-                self._receive_session_message(message)
-        if self.state is not State.CLOSED and state is not State.CLOSED:  # a CLOSE decides for itself
+        _RECEIVERS[kind](self, message)
+        if state is not before and State.CLOSED not in (self.state, state):  # a CLOSE decides for itself
             self.state = state
 
-    def _receive_session_message(self, message: m.Message) -> None:
-        match message:
-            case m.Hello():
-                if m.VERSION not in message.versions:
-                    raise RemoteProtocolError(
-                        f"protocol versions {message.versions[:8]} offered, this side speaks {m.VERSION}",
-                        Code.VERSION_UNSUPPORTED,
-                    )
-                self._offered = _known_capabilities(message.capabilities)
-                self._events.append(e.HelloReceived(message))
-            case m.Welcome():
-                if message.version != m.VERSION:
-                    raise RemoteProtocolError(f"version {message.version} chosen", Code.VERSION_UNSUPPORTED)
-                for span in (message.resume_window_s, message.heartbeat_s):
-                    if not 0 <= span <= limits.WIRE_SECONDS_MAX:  # also not a number: no timer could run on it
-                        raise RemoteProtocolError(f"time span of {span} s in the WELCOME")
-                self._greet_by = None
-                self._agree(message)
-                self._events.append(e.Welcomed(message))
-            case m.GoAway():
-                self._left = True
-                retry = seconds(message.retry_after_ms)
-                reason = message.reason[: limits.REASON_CHARS_MAX]
-                self._events.append(e.GoingAway(message.code, reason, max(0, message.spread_ms) / 1000, retry))
-                for call_id in [i for i, call in self._calls.items() if call.ours and i > message.last_call]:
-                    answered = self._calls[call_id].answered  # then the peer contradicts itself: stay careful
-                    self._forget(call_id)
-                    self._events.append(e.CallFailed(call_id, message.code, reason, retry, answered))
-            case m.Close():
-                # One that asks for a new token or plan leaves the session for the connection that comes with it.
-                if not (self.resumable and codes.action(message.code) is codes.Action.RENEW):
-                    self.state = State.CLOSED
-                reason = message.reason[: limits.REASON_CHARS_MAX]
-                self._events.append(e.Closed(message.code, reason, seconds(message.retry_after_ms), by_peer=True))
+    def _receive_hello(self, hello: m.Hello) -> None:
+        if m.VERSION not in hello.versions:
+            raise RemoteProtocolError(
+                f"protocol versions {hello.versions[:8]} offered, this side speaks {m.VERSION}",
+                Code.VERSION_UNSUPPORTED,
+            )
+        self._offered = _known_capabilities(hello.capabilities)
+        self._events.append(e.HelloReceived(hello))
+
+    def _receive_welcome(self, welcome: m.Welcome) -> None:
+        if welcome.version != m.VERSION:
+            raise RemoteProtocolError(f"version {welcome.version} chosen", Code.VERSION_UNSUPPORTED)
+        for span in (welcome.resume_window_s, welcome.heartbeat_s):
+            if not 0 <= span <= limits.WIRE_SECONDS_MAX:  # also not a number: no timer could run on it
+                raise RemoteProtocolError(f"time span of {span} s in the WELCOME")
+        self._greet_by = None
+        self._agree(welcome)
+        self._events.append(e.Welcomed(welcome))
+
+    def _receive_goaway(self, goaway: m.GoAway) -> None:
+        self._left = True
+        retry = seconds(goaway.retry_after_ms)
+        reason = goaway.reason[: limits.REASON_CHARS_MAX]
+        self._events.append(e.GoingAway(goaway.code, reason, max(0, goaway.spread_ms) / 1000, retry))
+        for call_id in [i for i, call in self._calls.items() if call.ours and i > goaway.last_call]:
+            answered = self._calls[call_id].answered  # then the peer contradicts itself: stay careful
+            self._forget(call_id)
+            self._events.append(e.CallFailed(call_id, goaway.code, reason, retry, answered))
+
+    def _receive_close(self, close: m.Close) -> None:
+        # One that asks for a new token or plan leaves the session for the connection that comes with it.
+        if not (self.resumable and codes.action(close.code) is codes.Action.RENEW):
+            self.state = State.CLOSED
+        reason = close.reason[: limits.REASON_CHARS_MAX]
+        self._events.append(e.Closed(close.code, reason, seconds(close.retry_after_ms), by_peer=True))
+
+    def _receive_notice(self, notice: m.Notice) -> None:
+        if fault := self._notice_fault(notice.version, notice.hosts):
+            raise RemoteProtocolError(fault)
+        self._events.append(e.NoticeReceived(notice.version, notice.hosts))
 
     def _receive_call(self, call: m.Call) -> None:
         if call.id % 2 == self._next_call % 2 or call.id <= self._peer_call:
@@ -655,7 +629,7 @@ class Connection:
         check_body(call.id, call.body)
         check_headers(call.headers)
         self._peer_call = call.id
-        entry = _Call(ours=False, sending=False, receiving=call.more, offset=0)
+        entry = OpenCall(ours=False, sending=False, receiving=call.more, offset=0)
         entry.receive_credit -= len(call.body)
         self._calls[call.id] = entry
         self._peer_calls_open += 1
@@ -677,7 +651,7 @@ class Connection:
                 )
             )
 
-    def _known(self, call_id: int, *, ours: bool | None = None) -> _Call | None:
+    def _known(self, call_id: int, *, ours: bool | None = None) -> OpenCall | None:
         """Find the call a message is about; None where it has ended; an id never used is a violation."""
         mine = call_id % 2 == self._next_call % 2
         if (ours is not None and mine is not ours) or call_id < 1:
@@ -696,7 +670,7 @@ class Connection:
             raise RemoteProtocolError(f"second reply to call {reply.id}")
         call.answered = True
         call.receiving = reply.more
-        self._take_credit(reply.id, call, len(reply.body))
+        call.take(reply.id, len(reply.body))
         if not reply.more:
             self._forget(reply.id)
         self._events.append(e.ReplyReceived(reply.id, reply.status, reply.headers, reply.body, reply.more))
@@ -709,19 +683,12 @@ class Connection:
             return
         if not call.receiving or (call.ours and not call.answered):
             raise RemoteProtocolError(f"body bytes for call {data.id}, which expects none")
-        self._take_credit(data.id, call, len(data.body))
+        call.take(data.id, len(data.body))
         if data.end:
             call.receiving = False
             if call.ours:
                 self._forget(data.id)
         self._events.append(e.DataReceived(data.id, data.body, data.end, data.trailers))
-
-    def _take_credit(self, call_id: int, call: _Call, size: int) -> None:
-        if size > call.receive_credit:
-            raise RemoteProtocolError(
-                f"call {call_id}: {size} bytes with credit for {call.receive_credit}", Code.FLOW_CONTROL
-            )
-        call.receive_credit -= size
 
     def _receive_credit(self, credit: m.Credit) -> None:
         call = self._known(credit.id)
@@ -729,60 +696,64 @@ class Connection:
             raise RemoteProtocolError(f"credit of {credit.size} bytes for call {credit.id}", Code.FLOW_CONTROL)
         if call is None or (not call.sending and call.ours):
             return
-        call.send_credit += credit.size  # a caller may grant it before our answer begins
-        if call.send_credit > limits.CREDIT_WINDOW_BYTES_MAX:
-            raise RemoteProtocolError(f"credit of call {credit.id} overflows", Code.FLOW_CONTROL)
+        call.grant(credit.id, credit.size)  # a caller may do so before our answer begins
         if call.sending:
             self._events.append(e.CreditGranted(credit.id, call.send_credit))
 
-    def _receive_end_of_call(self, message: m.Fail | m.Cancel) -> None:
-        if isinstance(message, m.Cancel):
-            if self._known(message.id, ours=False) is not None:
-                self._forget(message.id)
-                self._events.append(e.CallCancelled(message.id, message.code))
-            return
-        if self._known(message.id, ours=True) is not None:
-            self._forget(message.id)
-            retry = seconds(message.retry_after_ms)
-            reason = message.reason[: limits.REASON_CHARS_MAX]
-            self._events.append(e.CallFailed(message.id, message.code, reason, retry, message.maybe_delivered))
+    def _receive_cancel(self, cancel: m.Cancel) -> None:
+        if self._known(cancel.id, ours=False) is not None:
+            self._forget(cancel.id)
+            self._events.append(e.CallCancelled(cancel.id, cancel.code))
 
-    def _receive_push_traffic(self, message: m.Push | m.Ack) -> None:
-        if isinstance(message, m.Push):
-            if message.seq != self._push_seq + 1:
-                raise RemoteProtocolError(f"push {message.seq} after {self._push_seq}")
-            if len(message.body) > limits.PUSH_BODY_BYTES_MAX:
-                raise RemoteProtocolError(f"push of {len(message.body)} bytes", Code.FRAME_TOO_LARGE)
-            if len(self._unacked_received) >= limits.PUSHES_UNACKED_MAX:
-                raise RemoteProtocolError("more pushes than may be unacknowledged", Code.FLOW_CONTROL)
-            check_headers(message.headers)
-            self._push_seq = message.seq
-            self._unacked_received.add(message.seq)
-            self._events.append(
-                e.PushReceived(
-                    message.seq, message.id, message.topic, message.headers, message.body, message.expires_ms
-                )
-            )
-            return
-        if any(seq < 1 or seq > self._push_seq for seq in message.seqs):
-            raise RemoteProtocolError("acknowledgement of a push that was never sent")
-        fresh = tuple(seq for seq in dict.fromkeys(message.seqs) if seq in self._unacked)
-        self._unacked.difference_update(fresh)
-        if fresh:
+    def _receive_fail(self, fail: m.Fail) -> None:
+        if self._known(fail.id, ours=True) is not None:
+            self._forget(fail.id)
+            retry = seconds(fail.retry_after_ms)
+            reason = fail.reason[: limits.REASON_CHARS_MAX]
+            self._events.append(e.CallFailed(fail.id, fail.code, reason, retry, fail.maybe_delivered))
+
+    def _receive_push(self, push: m.Push) -> None:
+        self._account().take(push)
+        self._events.append(e.PushReceived(push.seq, push.id, push.topic, push.headers, push.body, push.expires_ms))
+
+    def _receive_ack(self, ack: m.Ack) -> None:
+        if fresh := self._account().acked(ack.seqs):
             self._events.append(e.PushAcked(fresh))
 
-    def _receive_upkeep(self, message: m.Ping | m.Pong | m.Received) -> None:
-        if isinstance(message, m.Received):
-            if m.RESUME not in self.capabilities:
-                raise RemoteProtocolError("confirmation without the capability")
-            if not self._ledger().confirmed(message.count):
-                raise RemoteProtocolError(f"confirmation of {message.count} frames, more than were sent")
-        elif isinstance(message, m.Ping):
-            self._send(m.Pong(message.nonce))
-            self._confirm()
-        elif self._ping is not None and message.nonce == self._ping[0]:
+    def _receive_received(self, received: m.Received) -> None:
+        if m.RESUME not in self.capabilities:
+            raise RemoteProtocolError("confirmation without the capability")
+        if not self._ledger().confirmed(received.count):
+            raise RemoteProtocolError(f"confirmation of {received.count} frames, more than were sent")
+
+    def _receive_ping(self, ping: m.Ping) -> None:
+        self._send(m.Pong(ping.nonce))
+        self._confirm()
+
+    def _receive_pong(self, pong: m.Pong) -> None:
+        if self._ping is not None and pong.nonce == self._ping[0]:
             self._events.append(e.PongReceived(max(0.0, self._now - self._ping[1])))
             self._ping = None
+
+
+_RECEIVERS: Final[Mapping[type[m.Message], Callable[[Connection, Any], None]]] = {
+    m.Hello: Connection._receive_hello,
+    m.Welcome: Connection._receive_welcome,
+    m.Close: Connection._receive_close,
+    m.Call: Connection._receive_call,
+    m.Data: Connection._receive_data_message,
+    m.Reply: Connection._receive_reply,
+    m.Fail: Connection._receive_fail,
+    m.Cancel: Connection._receive_cancel,
+    m.Credit: Connection._receive_credit,
+    m.Push: Connection._receive_push,
+    m.Ack: Connection._receive_ack,
+    m.Ping: Connection._receive_ping,
+    m.Pong: Connection._receive_pong,
+    m.GoAway: Connection._receive_goaway,
+    m.Notice: Connection._receive_notice,
+    m.Received: Connection._receive_received,
+}
 
 
 def _known_capabilities(names: tuple[str, ...]) -> tuple[str, ...]:

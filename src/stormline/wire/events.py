@@ -1,27 +1,25 @@
 """What happens on a long connection, as the session machine tells it. Read this first."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from stormline.wire.messages import Headers, Hello, Welcome
 
 
-@dataclass(frozen=True, slots=True)
-class HelloReceived:
+class HelloReceived(msgspec.Struct, frozen=True):
     """Server: a client introduced itself. Answer with `send_welcome` or `close`; nothing else is read until then."""
 
     hello: Hello
 
 
-@dataclass(frozen=True, slots=True)
-class Welcomed:
+class Welcomed(msgspec.Struct, frozen=True):
     """Client: the session stands."""
 
     welcome: Welcome
 
 
-@dataclass(frozen=True, slots=True)
-class CallReceived:
+class CallReceived(msgspec.Struct, frozen=True):
     """The peer calls us. With `more`, `DataReceived` events bring the rest of the body.
 
     Attributes:
@@ -38,8 +36,7 @@ class CallReceived:
     deadline_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyReceived:
+class ReplyReceived(msgspec.Struct, frozen=True):
     """The answer to a call of ours began; with `more`, `DataReceived` events bring the rest."""
 
     call_id: int
@@ -49,8 +46,7 @@ class ReplyReceived:
     more: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DataReceived:
+class DataReceived(msgspec.Struct, frozen=True):
     """A further chunk of a body. Tell the machine by `consume` when it has been used up."""
 
     call_id: int
@@ -59,8 +55,7 @@ class DataReceived:
     trailers: Headers = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CallFailed:
+class CallFailed(msgspec.Struct, frozen=True):
     """A call of ours ended without (the rest of) an answer.
 
     Attributes:
@@ -74,24 +69,21 @@ class CallFailed:
     maybe_delivered: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CallCancelled:
+class CallCancelled(msgspec.Struct, frozen=True):
     """The peer no longer wants the answer to its call; the machine has forgotten it."""
 
     call_id: int
     code: int
 
 
-@dataclass(frozen=True, slots=True)
-class CreditGranted:
+class CreditGranted(msgspec.Struct, frozen=True):
     """More body bytes may be sent on this call: `available` in all."""
 
     call_id: int
     available: int
 
 
-@dataclass(frozen=True, slots=True)
-class PushReceived:
+class PushReceived(msgspec.Struct, frozen=True):
     """Client: a push came. Confirm with `send_ack` once the application has taken it over."""
 
     seq: int
@@ -102,15 +94,13 @@ class PushReceived:
     expires_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class PushAcked:
+class PushAcked(msgspec.Struct, frozen=True):
     """Server: the device confirmed these pushes."""
 
     seqs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeReceived:
+class NoticeReceived(msgspec.Struct, frozen=True):
     """Client: the plan has changed (see `messages.Notice`). A hint, not proof: what counts is the signed answer.
 
     Attributes:
@@ -121,15 +111,13 @@ class NoticeReceived:
     hosts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PongReceived:
+class PongReceived(msgspec.Struct, frozen=True):
     """The peer answered a ping after `rtt_s` seconds."""
 
     rtt_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class GoingAway:
+class GoingAway(msgspec.Struct, frozen=True):
     """The peer wants us to leave: no new calls here, those open go on."""
 
     code: int
@@ -138,8 +126,7 @@ class GoingAway:
     retry_after_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(msgspec.Struct, frozen=True):
     """The connection is over. `by_peer` tells whose CLOSE it was; without one the code is HEARTBEAT_TIMEOUT or OK.
 
     Attributes:

@@ -1,5 +1,6 @@
 """Frames: a message with its length in front (four bytes, big-endian, the length not counted)."""
 
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -11,6 +12,7 @@ from stormline.wire.messages import Message
 
 PREFIX_BYTES: Final = 4
 
+_LENGTH: Final = Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
@@ -24,7 +26,7 @@ def encode(message: Message) -> bytes:
     payload = _encoder.encode(message)
     if len(payload) > limits.FRAME_BYTES_MAX:
         raise ValueError(f"{type(message).__name__} of {len(payload)} bytes, at most {limits.FRAME_BYTES_MAX}")
-    return len(payload).to_bytes(PREFIX_BYTES, "big") + payload
+    return _LENGTH.pack(len(payload)) + payload
 
 
 def decode_payload(payload: bytes | bytearray | memoryview) -> Message:
@@ -52,7 +54,7 @@ class FrameBuffer:
     def __init__(self, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.frame_bytes = 0
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""  # what came last, as it came, where nothing was left of what came before
         self._start = 0
 
     def __len__(self) -> int:
@@ -61,9 +63,14 @@ class FrameBuffer:
 
     def feed(self, data: bytes) -> None:
         """Add bytes from the peer."""
-        if self._start:
+        if self._start == len(self._buffer):
+            self._buffer, self._start = data, 0
+            return
+        if isinstance(self._buffer, bytearray):
             del self._buffer[: self._start]
-            self._start = 0
+        else:
+            self._buffer = bytearray(memoryview(self._buffer)[self._start :])
+        self._start = 0
         self._buffer += data
 
     def next_message(self) -> Message | None:
@@ -72,10 +79,10 @@ class FrameBuffer:
         Raises:
             RemoteProtocolError: the frame is too large, empty, or malformed.
         """
-        if len(self) < PREFIX_BYTES:
+        buffer, body = self._buffer, self._start + PREFIX_BYTES
+        if len(buffer) < body:
             return None
-        body = self._start + PREFIX_BYTES
-        length = int.from_bytes(self._buffer[self._start : body], "big")
+        [length] = _LENGTH.unpack_from(buffer, self._start)
         if length > self.frame_bytes_max:
             raise RemoteProtocolError(
                 f"frame of {length} bytes announced, at most {self.frame_bytes_max} are accepted here",
@@ -83,13 +90,13 @@ class FrameBuffer:
             )
         if length == 0:
             raise RemoteProtocolError("empty frame")
-        if len(self._buffer) - body < length:
+        end = body + length
+        if len(buffer) < end:
             return None
-        with memoryview(self._buffer) as view:
-            message = decode_payload(view[body : body + length])
+        message = decode_payload(buffer[body:end])
         self.frame_bytes = length
-        self._start = body + length
-        if self._start == len(self._buffer):
-            self._buffer.clear()
-            self._start = 0
+        if end == len(buffer):
+            self._buffer, self._start = b"", 0
+        else:
+            self._start = end
         return message

@@ -5,6 +5,7 @@ import msgspec
 from stormline.core.errors import LocalProtocolError
 from stormline.wire.connection import Connection
 from stormline.wire.kept import Room
+from stormline.wire.pushes import Pushes
 from stormline.wire.states import Role, State
 
 
@@ -40,12 +41,12 @@ def snapshot(machine: Connection) -> Snapshot:
     """
     if machine._calls or not machine.detached or not machine.resumable:
         raise LocalProtocolError("only a session that waits, without open calls, can be handed over")
-    ledger = machine._ledger()
+    ledger, pushes = machine._ledger(), machine._account()
     return Snapshot(
         next_call=machine._next_call,
         peer_call=machine._peer_call,
-        push_seq=machine._push_seq,
-        unacked=tuple(sorted(machine._unacked)),
+        push_seq=pushes.seq,
+        unacked=tuple(sorted(pushes.unacked)),
         first=ledger.first,
         received=ledger.received,
         frames=tuple(ledger.after(ledger.first - 1) or ()),
@@ -61,7 +62,6 @@ def restore(taken: Snapshot, now: float, *, idle_s: float | None, room: Room) ->
     machine._greet_by = None
     machine.capabilities = taken.capabilities
     machine._next_call, machine._peer_call = taken.next_call, taken.peer_call
-    machine._push_seq = taken.push_seq
-    machine._unacked = set(taken.unacked)
+    machine._pushes = Pushes(taken.push_seq, taken.unacked)
     machine._ledger().restore(taken.first, taken.received, list(taken.frames))
     return machine

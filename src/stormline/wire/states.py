@@ -84,13 +84,24 @@ CROSSING: Final[frozenset[type[m.Message]]] = frozenset({m.Call})
 """Messages that may still arrive in DRAINING although they may no longer be sent: they crossed the GOAWAY."""
 
 
+def _receives() -> dict[tuple[Role, State], Mapping[type[m.Message], State]]:
+    table: dict[tuple[Role, State], Mapping[type[m.Message], State]] = {}
+    for role in Role:
+        for state in State:
+            crossing = _stay(state, *CROSSING) if state is State.DRAINING else {}
+            table[role, state] = {**SENDS.get((role.peer, state), {}), **crossing}
+    return table
+
+
+_RECEIVES: Final = _receives()  # made once: it is looked at with each message
+_NOTHING: Final[Mapping[type[m.Message], State]] = {}
+
+
 def after_send(role: Role, state: State, kind: type[m.Message]) -> State | None:
     """Give the state after sending, None where it is not allowed."""
-    return SENDS.get((role, state), {}).get(kind)
+    return SENDS.get((role, state), _NOTHING).get(kind)
 
 
 def after_receive(role: Role, state: State, kind: type[m.Message]) -> State | None:
     """Give the state after receiving, None where it is not allowed."""
-    if state is State.DRAINING and kind in CROSSING:
-        return state
-    return SENDS.get((role.peer, state), {}).get(kind)
+    return _RECEIVES[role, state].get(kind)
