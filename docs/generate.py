@@ -147,6 +147,8 @@ def _kind(annotation: Any) -> str:
     for part in get_args(annotation):
         if isinstance(part, msgspec.Meta) and part.description:
             return part.description
+    if any(isinstance(part, msgspec.Meta) for part in get_args(annotation)):
+        return _kind(get_args(annotation)[0])
     if annotation == dict[str, str]:
         return "table of texts"
     if annotation == tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The HTTP server of the roles: what it bounds, and how it starts and stops."""
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import struct
@@ -264,6 +265,21 @@ class TestTls:
         finally:
             await server.stop()
 
+    async def test_handshake_that_does_not_come_is_dropped(
+        self, monkeypatch: pytest.MonkeyPatch, files: tuple[TlsFiles, str]
+    ) -> None:
+        monkeypatch.setattr(limits, "TLS_HANDSHAKE_TIMEOUT_S", 0.05)
+        server = HttpServer(_app, host="127.0.0.1", port=0, what="test", tls=files[0])
+        await server.start()
+        for begin in (b"", b"\x16\x03\x01"):
+            reader, writer = await asyncio.open_connection(*server.address)
+            writer.write(begin)
+            with contextlib.suppress(ConnectionError):
+                async with asyncio.timeout(20):
+                    assert await reader.read() == b""
+            writer.close()
+        await server.stop()
+
     async def test_stop_with_an_idle_tls_peer_does_not_wait_for_it(self, files: tuple[TlsFiles, str]) -> None:
         tls, ca_pem = files
         server = HttpServer(_app, host="127.0.0.1", port=0, what="test", tls=tls)
@@ -293,3 +309,32 @@ async def test_stop_lets_a_request_in_flight_finish() -> None:
         release.set()
         assert (await answer).text == "ok"
         await stopping
+
+
+async def test_server_bytes_between_requests_that_begin_no_head_do_not_keep_the_connection(
+    monkeypatch: pytest.MonkeyPatch, server: HttpServer
+) -> None:
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+    monkeypatch.setattr(limits, "REQUEST_HEAD_TIMEOUT_S", 0.05)
+    writer.write(b"\r\n")
+    async with asyncio.timeout(20):
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+    assert server.closes == {"late-head": 1}
+
+
+async def test_server_line_that_owes_too_many_heads_loses_its_oldest_and_good_ones_are_answered(
+    monkeypatch: pytest.MonkeyPatch, server: HttpServer
+) -> None:
+    monkeypatch.setattr(limits, "HTTP_HEADS_PER_LINE_MAX", 20)
+    slow = [await asyncio.open_connection(*server.address) for _ in range(30)]
+    for reader, _ in slow[:10]:
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        for _ in range(5):
+            assert (await client.get(f"http://{server.address}/")).text == "ok"
+    assert server.closes == {"crowded-line": 11}  # the good client's own connection took one more place
+    for _, writer in slow:
+        writer.close()

@@ -1,12 +1,14 @@
 """When a long connection comes back."""
 
 import itertools
+import random
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stormline.core import limits
+from stormline.core import limits, limits_carriers
 from stormline.policy.reconnect import Reconnect
 
 chances = st.floats(0, 1, exclude_max=True)
@@ -121,6 +123,52 @@ class TestStop:
         assert line.may_try(0.0)
         assert not line.stopped
         assert not line.failing
+
+
+class TestAdvice:
+    """The server's advice, kept from its WELCOME for the day on which it can say nothing more."""
+
+    @given(chance=chances, spread_s=st.floats(0.0, 60.0))
+    def test_first_return_of_an_idle_line_is_spread_as_advised_and_a_call_need_not_wait(self, chance, spread_s):
+        line = Reconnect()
+        line.observe_success(0.0, spread_s=spread_s)
+        line.observe_loss(100.0, chance)
+        assert line.keep_timer() == pytest.approx(100.0 + max(spread_s, limits.RECONNECT_FIRST_S) * chance)
+        assert line.next_timer() == pytest.approx(100.0 + limits.RECONNECT_FIRST_S * chance)
+
+    def test_two_thousand_clients_come_back_with_no_more_than_five_in_a_hundred_at_once(self):
+        bins = Counter()
+        for number in range(2000):
+            line = Reconnect()
+            line.observe_success(0.0, spread_s=limits_carriers.RETURN_SPREAD_MIN_S)
+            line.observe_loss(100.0, random.Random(number).random())
+            bins[int((line.keep_timer() - 100.0) / 0.1)] += 1
+        assert max(bins.values()) <= 0.05 * 2000
+
+    @given(chance=chances)
+    def test_line_found_dead_by_its_own_silence_does_not_wait_for_others(self, chance):
+        line = Reconnect()
+        line.observe_success(0.0, spread_s=30.0)
+        line.observe_loss(100.0, chance, soon=True)
+        assert line.keep_timer() <= 100.0 + limits.RECONNECT_FIRST_S
+
+    @given(chance=chances)
+    def test_try_that_failed_is_repeated_within_the_advice_too(self, chance):
+        line = Reconnect()
+        line.observe_success(0.0, spread_s=8.0)
+        line.observe_loss(100.0, chance)
+        line.observe_failure(105.0, chance)
+        assert line.keep_timer() == pytest.approx(105.0 + 8.0 * (0.5 + 0.5 * chance))
+
+    @given(spread_s=st.floats(-1e6, 1e6))
+    def test_advice_is_believed_up_to_a_bound_and_ends_with_the_next(self, spread_s):
+        line = Reconnect()
+        line.observe_success(0.0, spread_s=spread_s)
+        line.observe_loss(100.0, 0.999)
+        assert line.keep_timer() <= 100.0 + limits.RECONNECT_MAX_S
+        line.observe_success(200.0)
+        line.observe_loss(300.0, 0.999)
+        assert line.keep_timer() <= 300.0 + limits.RECONNECT_FIRST_S
 
 
 events = st.one_of(

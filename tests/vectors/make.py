@@ -54,6 +54,7 @@ MESSAGES: dict[str, m.Message] = {
         time_ms=1_800_000_000_123,
         capabilities=("compress",),
         received=17,
+        return_spread_s=9.0,
     ),
     "close-plain": m.Close(Code.OK),
     "close-with-advice": m.Close(Code.OVERLOADED, "too many sessions", 30_000),

@@ -165,6 +165,7 @@ export class Channel {
     const endsAt = performance.now() + deadlineMs;
     if (this.#waiting >= CALLS_WAITING_MAX) throw new ChannelError("too many calls wait for the connection");
     this.#waiting++;
+    if (this.#state === "waiting") this.#return(); // sooner than for nobody
     try {
       while (!this.#link?.mayCall && !call.ended) {
         if (this.#stopped) throw this.#stopped;
@@ -198,7 +199,10 @@ export class Channel {
   }
 
   #return() {
-    if (this.#wanted) this.#again = setTimeout(() => this.#connect(), this.#reconnect.pause(performance.now()));
+    clearTimeout(this.#again);
+    if (!this.#wanted) return;
+    const calls = this.#waiting > 0 || (this.#link !== null && !this.#link.idle);
+    this.#again = setTimeout(() => this.#connect(), this.#reconnect.pause(performance.now(), calls));
   }
 
   // -- what a link tells -------------------------------------------------------------------------------------------
@@ -208,8 +212,8 @@ export class Channel {
     if (this.#leaving.has(link) && link.idle) link.close();
   }
 
-  linkWelcomed() {
-    this.#reconnect.welcomed(performance.now());
+  linkWelcomed(link) {
+    this.#reconnect.welcomed(performance.now(), link.welcome.return_spread_s * 1000);
     this.#tell("open");
   }
 

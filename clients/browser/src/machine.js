@@ -283,7 +283,7 @@ export class Machine {
 
   _takeWelcome(welcome) {
     if (welcome.version !== VERSION) throw new Violation(`version ${welcome.version} chosen`, CODE.VERSION_UNSUPPORTED);
-    for (const span of [welcome.resume_window_s, welcome.heartbeat_s]) {
+    for (const span of [welcome.resume_window_s, welcome.heartbeat_s, welcome.return_spread_s]) {
       if (!(span >= 0 && span <= WIRE_SECONDS_MAX)) throw new Violation(`time span of ${span} s in the WELCOME`);
     }
     this.#greetBy = null;

@@ -46,7 +46,7 @@ const TABLE = [
     ["version", integer], ["session", text], ["device", text], ["user", text, ""], ["unit", text, ""],
     ["unit_epoch", integer, 0], ["resume", text, ""], ["resume_window_s", float, 0], ["resumed", boolean, false],
     ["heartbeat_s", float, 0], ["time_ms", integer, 0], ["capabilities", listOf(text), NOTHING],
-    ["received", integer, 0],
+    ["received", integer, 0], ["return_spread_s", float, 0],
   ]],
   ["Close", [["code", integer], ["reason", text, ""], ["retry_after_ms", orNil(integer), null]]],
   ["Call", [

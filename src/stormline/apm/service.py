@@ -371,7 +371,7 @@ class ApmService:
             if self._clock.monotonic() >= self._well_until:
                 await questions.answers(self._store)
                 self._well_until = self._clock.monotonic() + limits.APM_HEALTH_S
-        return _json({"ok": True})
+        return _json({"ok": True, "closes": request.scope.get("state", {}).get("closes", {})})
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -83,6 +83,8 @@ async def _ask(part: str, address: str, http: httpx2.AsyncClient) -> str:
         return f"does not answer: {error}"
     except ValueError:
         return f"HTTP {answer.status_code}, no JSON"
+    if isinstance(body, dict) and body.get("status") == "draining":
+        return "draining"
     if answer.status_code != 200:
         return f"HTTP {answer.status_code}"
     engine = body.get("engine", "connected") if isinstance(body, dict) else "connected"

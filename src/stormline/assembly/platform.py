@@ -258,8 +258,14 @@ class Platform:
         """End every child: all roles side by side, then the engine they talk to."""
         layout.remove(self._place.bundle, self._place.admin)
         engine = self._children.get(ENGINE)
-        others = [child for child in self._children.values() if child is not engine]
-        await asyncio.gather(*(child.stop(limits.ROLE_STOP_TIMEOUT_S) for child in others))
+        drain_s = max(0.0, self._settings.gateway.drain_s - limits.DRAIN_S)  # beyond what every role has
+        await asyncio.gather(
+            *(
+                child.stop(limits.ROLE_STOP_TIMEOUT_S + (drain_s if name.startswith("gateway") else 0.0))
+                for name, child in self._children.items()
+                if child is not engine
+            )
+        )
         if engine is not None:
             await engine.stop(limits.ENGINE_GRACE_S)
         self._clear()

@@ -191,6 +191,7 @@ async def _gateway(context: Context) -> None:
         api_upstreams=upstreams,
         api_ca=place.ca,
         quotas={settings.app: Quota(settings.gateway.sessions_per_app, settings.gateway.calls_per_app)},
+        drain_s=settings.gateway.drain_s,
         engine=core_engine(settings),
         admin_host=settings.host,
         admin_port=settings.ports.admin if context.worker == 1 else 0,

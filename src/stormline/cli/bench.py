@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _benches() -> dict[str, Callable[[], "list[Row]"]]:
-    from stormline.bench import appgw_api, client, dispatch, engine, gateway, heartbeat, netlog, relay
+    from stormline.bench import appgw_api, client, dispatch, engine, gateway, heartbeat, herd, netlog, relay
     from stormline.cli import levels
 
     return {
@@ -29,6 +29,7 @@ def _benches() -> dict[str, Callable[[], "list[Row]"]]:
         "engine": engine.run,
         "gateway": gateway.run,
         "heartbeat": heartbeat.run,
+        "herd": herd.run,
         "levels": levels.run,
         "netlog": netlog.run,
         "relay": relay.run,
@@ -40,7 +41,7 @@ def bench(
         str,
         typer.Argument(
             metavar="NAME",
-            help="appgw, client, dispatch, engine, gateway, heartbeat, levels, netlog or relay; 'all' runs every one.",
+            help="appgw, client, dispatch, engine, gateway, heartbeat, herd, levels, netlog or relay; 'all' runs all.",
         ),
     ] = "all",
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for NAME.json.")] = Path("bench/results"),

@@ -61,6 +61,7 @@ class Carriers:
         """Give a stream on which a HELLO can be said.
 
         Raises:
+            RefusedError: nothing passes, and a gateway said that it takes nobody for a while.
             TransportError: nothing passes; the text says why, by carrier and target.
         """
         self._steering.enter_network()
@@ -72,6 +73,7 @@ class Carriers:
         waiting = list(by_carrier)
         running: dict[asyncio.Task[Stream], str] = {}
         failures: list[str] = []
+        refusal: errors.RefusedError | None = None
         try:
             while waiting or running:
                 if waiting:
@@ -87,10 +89,15 @@ class Carriers:
                     if isinstance(error := task.exception(), errors.TransportError):
                         self.failed(running.pop(task))
                         failures.append(str(error))
+                    elif isinstance(error, errors.RefusedError):
+                        running.pop(task)
+                        refusal = error
                     else:
                         return self._chosen(running, task)
         finally:
             await _give_up(running)
+        if refusal is not None:
+            raise refusal
         raise errors.ConnectError("; ".join(failures), phase=Phase.CONNECT, maybe_delivered=False)
 
     def _chosen(self, running: dict[asyncio.Task[Stream], str], task: asyncio.Task[Stream]) -> Stream:
@@ -105,14 +112,20 @@ class Carriers:
         """Give a stream by one carrier to the first target that can be reached.
 
         Raises:
+            RefusedError: none can, and one said that it takes nobody for a while.
             TransportError: none can; the text says why.
         """
         failures = []
+        refusal: errors.RefusedError | None = None
         for target in targets:
             try:
                 return await self._dial(target, on_stage)
             except errors.TransportError as error:
                 failures.append(str(error))
+            except errors.RefusedError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
         raise errors.ConnectError("; ".join(failures), phase=Phase.CONNECT, maybe_delivered=False)
 
     async def _dial(self, target: Target, on_stage: OnStage) -> Stream:

@@ -291,6 +291,7 @@ class Link:
         self._listener = listener
         self.machine = machine or connection.Connection(Role.CLIENT, self._loop.time(), heartbeat_s=heartbeat_s)
         self.heartbeat_s = heartbeat_s
+        self.lingers = False  # asked to leave, it stays for pushes until the next link stands
         self.silence = Silence(self._loop.time())
         self.survived: Callable[[float], None] = lambda silence_s: None  # told how long it was silent and lives
         self.woke: Callable[[], None] = lambda: None  # told when a timer of its own fires
@@ -674,7 +675,14 @@ class Link:
             self._wake_waiter()
         self._leave_when_idle()
 
+    def linger_no_longer(self) -> None:
+        """The next link stands, or none is wanted: leave as asked once no call is open."""
+        self.lingers = False
+        self._leave_when_idle()
+
     def _leave_when_idle(self) -> None:
+        if self.lingers:
+            return
         if self.machine.state is State.DRAINING and not self._calls and self.closed is None:
             self.machine.close(Code.OK, "leaving as asked")
             self._pump()

@@ -294,7 +294,7 @@ class LongLine:
             TransportError: none can be reached.
         """
         for left in range(len(targets), 0, -1):
-            stream = await self._carriers.open(targets, self._stage)
+            stream = await self._open_stream(targets)
             if leave is not None and leave.resumable and not leave.detached:
                 leave.detach()
             waiting = self._waiting
@@ -307,6 +307,13 @@ class LongLine:
                     raise
                 targets = self._targets()  # where this one has gone behind the others
         raise errors.ConnectError("no gateway is named", phase=Phase.CONNECT, maybe_delivered=False)
+
+    async def _open_stream(self, targets: list[Target]) -> Stream:
+        try:
+            return await self._carriers.open(targets, self._stage)
+        except errors.RefusedError as refusal:  # by HTTP, in place of a WebSocket
+            self._refused(refusal)
+            raise
 
     def _start(self, stream: Stream, token: str) -> Link:
         stream.leave_quiet()
@@ -351,7 +358,7 @@ class LongLine:
                 return waiting
         except errors.RefusedError as refusal:
             stream.close()
-            self._refused(str(stream.peer), refusal)
+            self._refused(refusal, suspect=str(stream.peer))
             raise
         except errors.LocalProtocolError as error:
             stream.close()
@@ -409,7 +416,7 @@ class LongLine:
         targets = [each for each in self._targets() if each.carrier == carrier]
         try:
             stream = await self._carriers.open_by(targets, lambda stage: None)
-        except errors.TransportError as error:
+        except (errors.TransportError, errors.RefusedError) as error:
             _log.info("%s does not pass yet: %s", carrier, error)
             self._carriers.tried(carrier, good=False)
         else:
@@ -444,6 +451,8 @@ class LongLine:
         if keeping is not None:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
+        for leaving in list(self._leaving):
+            leaving.linger_no_longer()
 
     async def _keep(self) -> None:
         while (due := self._reconnect.keep_timer()) is not None:
@@ -474,11 +483,13 @@ class LongLine:
         if (lesser := self._lesser) is not None and lesser is not link:
             self._lesser = None
             self._leaving[lesser] = None  # the gateway ends it: a device has one session
-        self._reconnect.observe_success(self._loop.time())
+        self._reconnect.observe_success(self._loop.time(), spread_s=welcome.return_spread_s)
         self._suspects.clear()
         self.last_refusal = None
         self._renewed = False
         self.beating.welcomed(link)
+        for leaving in list(self._leaving):
+            leaving.linger_no_longer()
         if welcome.unit:
             self._scheduling.unit = welcome.unit
         if self.listener is not None:
@@ -507,10 +518,14 @@ class LongLine:
             self.listener.line_call_data(link, event)
 
     def link_leaving(self, link: Link, event: e.GoingAway) -> None:
-        """See `LinkListener`: the next call opens a new link, a kept one comes back within the spread asked for."""
+        """See `LinkListener`: the next call opens a new link, a kept one comes back within the spread asked for.
+
+        A kept one stays for pushes until the next stands, or the gateway ends it.
+        """
         if self._link is link:
             self._link = None
             self._leaving[link] = None
+            link.lingers = self._keeping is not None and not self._keeping.done()
             self._reconnect.observe_leave(self._loop.time(), self._rng.random(), event.spread_s)
             self._lost.set()
 
@@ -556,9 +571,8 @@ class LongLine:
     def _plan_return(self, peer: str, closed: e.Closed, *, welcomed: bool) -> None:
         now, chance = self._loop.time(), self._rng.random()
         if closed.by_peer and closed.code != codes.Code.OK:
-            self._refused(
-                peer, errors.RefusedError(closed.code, closed.reason, closed.retry_after_s), welcomed=welcomed
-            )
+            refusal = errors.RefusedError(closed.code, closed.reason, closed.retry_after_s)
+            self._refused(refusal, suspect="" if welcomed else peer, stood=welcomed)
         elif welcomed:
             self._reconnect.observe_loss(now, chance, soon=closed.code == codes.Code.HEARTBEAT_TIMEOUT)
         else:
@@ -569,10 +583,16 @@ class LongLine:
         self._suspects = [each for each in self._suspects if each != peer][-limits.DIAL_CANDIDATES_MAX :]
         self._suspects.append(peer)
 
-    def _refused(self, peer: str, refusal: errors.RefusedError, *, welcomed: bool = False) -> None:
-        """A gateway said no, or ended a session that stood, with a code."""
-        if not welcomed:
-            self._suspect(peer)
+    def _refused(self, refusal: errors.RefusedError, *, suspect: str = "", stood: bool = False) -> None:
+        """A gateway said no, or ended a session that stood, with a code.
+
+        Args:
+            refusal: what it said.
+            suspect: its `ip:port`, which is tried last from now on.
+            stood: it ended a session that stood.
+        """
+        if suspect:
+            self._suspect(suspect)
         self.last_refusal = refusal
         if renewable(refusal) and not self._renewed and self._scheduling.token_rejected():
             self._renewed = True
@@ -580,6 +600,8 @@ class LongLine:
             self._reconnect.reset()
         elif refusal.action in (codes.Action.STOP, codes.Action.RENEW):
             self._reconnect.observe_stop()
+        elif stood and refusal.action is codes.Action.MOVE and refusal.retry_after_s is None:
+            self._reconnect.observe_loss(self._loop.time(), self._rng.random())  # others were sent away with it
         else:
             self._reconnect.observe_failure(self._loop.time(), self._rng.random(), retry_after_s=refusal.retry_after_s)
 

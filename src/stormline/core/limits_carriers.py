@@ -13,6 +13,51 @@ ACCEPTS_PER_TURN: Final = 64
 """Connections taken from one listening socket before others have their turn: some 2 ms."""
 PEEK_BYTES: Final = 4096
 """How much is looked at of what comes first: a ClientHello with a ticket and a post-quantum key share is 2 KB."""
+ARRIVALS_PER_LINE_MAX: Final = 512
+"""Of these from one subscriber's line (an IPv4 address, an IPv6 /64). Where it has more its own oldest goes: an office
+or a carrier's NAT that comes back at once is through with this many in half a second, one that dribbles is not."""
+INTAKE_FIRST_PER_S: Final = 200.0
+"""Handshakes begun a second before a process has proven anything: what a core does where each costs it 5 ms, ten times
+what it is. A process that was killed begins here, with everybody before its door."""
+INTAKE_GROWTH: Final = 1.25
+"""Growth of the pace with each look until the first at which the loop was late: 2,000 a second within a second."""
+INTAKE_MIN_PER_S: Final = 50.0
+"""The slowest pace: a tenth of a core, so that a busy node still lets devices in."""
+INTAKE_MAX_PER_S: Final = 4000.0
+"""The quickest pace: twice what a core does today."""
+INTAKE_STEP_PER_S: Final = 25.0
+"""By how much the pace grows later with each look at which it was the bound, the loop was quick, and most begun were
+finished: from the slowest to half of a core in four seconds."""
+INTAKE_CUT: Final = 0.8
+"""What is left at each look at which the loop was late: of the pace, or of what was begun a second where that is
+less."""
+INTAKE_LOOK_S: Final = 0.1
+"""How often the loop's lag is looked at; costs some 5 us each."""
+INTAKE_PAUSE_S: Final = 0.005
+"""Shortest pause of a listener whose pace is used up, so that what the pace allows is begun by handfuls."""
+INTAKE_WAIT_S: Final = 2.0
+"""How long a connection whose first bytes are there waits to be begun; then it is reset, at no cost. Its client has
+`limits.LINK_CONNECT_TIMEOUT_S` for it all: one begun later would be given up before it stands, and its place lost."""
+INTAKE_WAITING_MAX: Final = 1024
+"""Connections that wait so; beyond it nobody is accepted, and the kernel's queue fills."""
+INTAKE_LAG_S: Final = 0.1
+"""Lag of the loop from which the pace is cut: a fifth of the 0.5 s that a connected client must never wait."""
+INTAKE_SHED_LAG_S: Final = 0.3
+"""Lag at two looks in a row from which a HELLO is answered with OVERLOADED before its token is checked."""
+INTAKE_RETRY_S: Final = 2.0
+"""Least time that such a client is told to stay away; each is told up to four times as much, by chance."""
+RETURN_SPREAD_MIN_S: Final = 3.0
+"""Least span over which clients are asked to come back after a loss without a word: 3.4 % of them in each 0.1 s."""
+RETURN_PER_S: Final = 500.0
+"""Clients asked to come back each second of that span where a process has not shown that it can take more: a quarter of
+what a core does, so that those who are connected notice nothing."""
+RETURN_SPREAD_MAX_S: Final = 30.0
+"""The longest: half of `limits.RESUME_WINDOW_S`, so that a session is still there when its client is."""
+DESCRIPTORS_KEPT_SHARE: Final = 0.25
+"""Part of a process's descriptors that clients cannot take, where it may open fewer than `SESSIONS_MAX` needs:
+upstreams, the engine and the business API live on it."""
+DESCRIPTORS_KEPT_MAX: Final = 2000
+"""No more than this of them is kept: upstreams (1,024), the business API, the engine, files."""
 ACCEPT_PAUSE_S: Final = 0.2
 """How long nothing is accepted after the kernel said that it has no descriptors or memory left."""
 LISTENERS_MAX: Final = 64

@@ -11,6 +11,9 @@ HTTP_DRAIN_S: Final = 2.0
 """How long a stopping role waits for HTTP requests in flight; well inside the 5 s a platform has to end."""
 HTTP_CONNECTIONS_MAX: Final = 4096
 """Connections and requests in progress of one HTTP server; beyond it the answer is 503. A fifth of the descriptors."""
+HTTP_HEADS_PER_LINE_MAX: Final = 512
+"""Connections from one subscriber's line (an IPv4 address, an IPv6 /64) of which one HTTP server awaits a head: an
+eighth. Where it has more the one awaited for longest is ended, so that one that dribbles makes room for the others."""
 
 # -- settings and the platform's processes ----------------------------------------------------------------------------
 CONFIG_FILE_BYTES_MAX: Final = 256 * 1024
@@ -428,8 +431,9 @@ WHEEL_TURN_MAX: Final = 256
 """Timers of connections told in one turn of the event loop; the rest of a full tick comes after whatever else waits."""
 SESSIONS_MAX: Final = 18_000
 """Connections of one gateway process; the rest of its 20,000 descriptors is for upstreams, engine and admin API."""
-GATEWAY_BACKLOG: Final = 4096
-"""Connections the kernel may finish before we accept them: a region that reconnects at once."""
+GATEWAY_BACKLOG: Final = 1024
+"""Connections the kernel may finish before we accept them, where a thousand wait with us already. Who finds the queue
+full is not answered, and its kernel asks again after a second."""
 GATEWAY_CALLS_MAX: Final = 20_000
 """Calls in progress in one gateway process; beyond it CALL_UNAVAILABLE. Some 100 MB of tasks and buffers."""
 SEND_UNSENT_BYTES: Final = 32 * 1024
@@ -448,6 +452,9 @@ SESSIONS_WAITING_MAX: Final = SESSIONS_MAX
 without is ended first."""
 HANDOVER_CALLS_S: Final = 2.0
 """How long a node that gives a session away waits for its calls to end; most take less. What still runs then fails."""
+GREETINGS_MAX: Final = 1024
+"""Greetings of one process that wait for a session of another node; beyond it OVERLOADED. A node that hangs holds each
+of them for `HANDOVER_TIMEOUT_S`."""
 HANDOVER_TIMEOUT_S: Final = 3.5
 """How long a node waits for a session of another: that wait and the way there and back, within `HELLO_TIMEOUT_S`."""
 STALL_TIMEOUT_S: Final = 120.0
@@ -460,7 +467,22 @@ given the time to say so."""
 ENGINE_FIRST_WAIT_S: Final = 1.0
 """How long a starting gateway waits for the engine before it serves without: one that runs answers in milliseconds."""
 DRAIN_S: Final = 1.0
-"""How long a stopping gateway waits after GOAWAY for calls to end, inside `ROLE_STOP_TIMEOUT_S`."""
+"""How long a stopping gateway gives its clients to go elsewhere and their calls to end, where its settings do not say:
+inside `ROLE_STOP_TIMEOUT_S`."""
+DRAIN_S_MAX: Final = 600.0
+"""The longest that settings can say: ten minutes for the last upload of a rolling restart."""
+DRAIN_SPREAD_SHARE: Final = 0.6
+"""Part of that time over which clients are asked to leave; the rest is for those who came last to connect elsewhere."""
+LEAVE_LOOK_S: Final = 0.05
+"""How often a stopping gateway looks whether connections still arrive: one that is dropped half-way may have sent its
+first call."""
+LEAVE_FLUSH_S: Final = 0.4
+"""How long the last CLOSE of a stopping gateway may take to leave."""
+LEAVE_END_S: Final = 0.4
+"""How long a stopping gateway then takes for each of its business API and the rest, so that it has ended within a
+second after `DRAIN_S`."""
+LEAVING_RETRY_S: Final = 1.0
+"""What a client is told to wait that comes to a node that is stopping: another node is there at once."""
 QUOTA_RETRY_S: Final = 30.0
 """What a client is told to wait whose app has all the sessions it may have: they end by the minute, not the second."""
 CALL_RETRY_AFTER_S: Final = 1.0

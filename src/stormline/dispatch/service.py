@@ -330,7 +330,7 @@ class DispatchService:
     async def _healthz(self, request: Request) -> Response:
         rules, source = self._rules, self.source
         shown = {"unit": rules.unit, "version": rules.version, "stale": source.stale, "rejects": source.rejects}
-        return _json({"status": "ok", **shown})
+        return _json({"status": "ok", **shown, "closes": request.scope.get("state", {}).get("closes", {})})
 
 
 def _question(body: bytes) -> PlanRequest:

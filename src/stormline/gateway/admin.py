@@ -6,8 +6,9 @@
 | `GET /v1/devices/{device}`  | admin key | where the device has its session                  |
 | `POST /v1/revocations`      | admin key | end the sessions of a device or a user            |
 | `GET /v1/sessions`          | admin key | sessions of this node                             |
-| `GET /healthz`              | anyone    | 200 while this process serves; the engine's state |
 | `/v1/upstreams`             | operators | upstreams, see `gateway.admin_upstreams`          |
+| `GET /v1/load`              | admin key | new connections: pace, lag, and why they ended    |
+| `GET /healthz`              | anyone    | 200 while this process serves, 503 while it drains |
 
 Errors are always `{"error": {"code", "message"}}`, `code` one lower-case word with dashes; 503 carries `Retry-After`.
 """
@@ -20,7 +21,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from fastapi import Depends, FastAPI, Query, Request, Response
@@ -140,10 +141,23 @@ class SessionsAnswer(BaseModel):
     sessions: list[SessionAnswer]
 
 
+class LoadAnswer(BaseModel):
+    """How the node fares with new connections."""
+
+    node: str
+    status: Literal["ok", "draining"]
+    connections: int = Field(description="open connections, also those that are no session yet")
+    arriving: int = Field(description="connections before that: silent, in a handshake, in an upgrade")
+    lag_s: float = Field(description="how late the event loop was a moment ago")
+    pace_per_s: float = Field(description="connections begun a second at most; the others wait")
+    closes: dict[str, int] = Field(description="connections that did not come to stand, by the reason")
+    refusals: dict[str, int] = Field(description="those that stood and were ended before their WELCOME, by the code")
+
+
 class HealthAnswer(BaseModel):
     """How the node is."""
 
-    status: Literal["ok"]
+    status: Literal["ok", "draining"]
     node: str
     unit: str
     engine: Literal["connected", "unavailable"]
@@ -182,6 +196,17 @@ class SessionView(Protocol):
         ...
 
 
+class Load(NamedTuple):
+    """What is known of new connections; see `LoadAnswer`."""
+
+    draining: bool
+    arriving: int
+    lag_s: float
+    pace_per_s: float
+    closes: dict[str, int]
+    refusals: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminView:
     """What the API works on.
@@ -196,6 +221,7 @@ class AdminView:
         revoke: see `gateway.revocation.Revocations.revoke`.
         sessions: gives the live sessions of this node.
         counts: gives sessions, connections and calls.
+        load: tells how the node fares with new connections.
         engine_connected: says whether the engine is there.
         upstreams: what operators see and change of the upstreams.
     """
@@ -209,6 +235,7 @@ class AdminView:
     revoke: Callable[..., Awaitable[int]]
     sessions: Callable[[], Iterator[SessionView]]
     counts: Callable[[], tuple[int, int, int]]
+    load: Callable[[], Load]
     engine_connected: Callable[[], bool]
     upstreams: UpstreamsView
 
@@ -266,16 +293,46 @@ def make_app(view: AdminView) -> FastAPI:
             sessions=[_session(one) for one in islice(view.sessions(), limit)],
         )
 
-    @app.get("/healthz")
-    async def healthz() -> HealthAnswer:
-        """Say that this node serves, and whether it has its engine. Without one it still serves what needs none."""
-        engine: Literal["connected", "unavailable"] = "connected" if view.engine_connected() else "unavailable"
-        return HealthAnswer(status="ok", node=view.node, unit=view.unit, engine=engine, sessions=view.counts()[0])
-
+    _tell_load(app, view, locked)
     app.include_router(make_router(view.upstreams))
     _handle_errors(app)
     app.add_middleware(_BoundedBody)
     return app
+
+
+def _tell_load(app: FastAPI, view: AdminView, locked: list[Any]) -> None:
+    @app.get("/v1/load", dependencies=locked)
+    async def load() -> LoadAnswer:
+        """Tell how the node fares with new connections, and why they ended."""
+        found = view.load()
+        return LoadAnswer(
+            node=view.node,
+            status="draining" if found.draining else "ok",
+            connections=view.counts()[1],
+            arriving=found.arriving,
+            lag_s=found.lag_s,
+            pace_per_s=found.pace_per_s,
+            closes=found.closes,
+            refusals=found.refusals,
+        )
+
+    @app.get("/healthz")
+    async def healthz(response: Response) -> HealthAnswer:
+        """Say that this node serves, and whether it has its engine. Without one it still serves what needs none.
+
+        While it drains the status is 503, so that what asks here sends it nobody.
+        """
+        engine: Literal["connected", "unavailable"] = "connected" if view.engine_connected() else "unavailable"
+        draining = view.load().draining
+        if draining:
+            response.status_code = 503
+        return HealthAnswer(
+            status="draining" if draining else "ok",
+            node=view.node,
+            unit=view.unit,
+            engine=engine,
+            sessions=view.counts()[0],
+        )
 
 
 def _key_check(view: AdminView) -> Callable[..., Awaitable[None]]:

@@ -11,7 +11,7 @@ import socket
 from typing import cast
 
 from stormline.appgw.port import Identity
-from stormline.core import errors, ids, limits, limits_platform
+from stormline.core import codes, errors, ids, limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.errors import RefusedError, RemoteProtocolError
 from stormline.gateway.resume import node_of
@@ -209,6 +209,8 @@ class Carrier(asyncio.Protocol):
         if self.machine.has_data_to_send:
             self.flush()
         if closed is not None:
+            if self.session is None and not (closed.by_peer or closed.lost):
+                self._hub.refusals[codes.name(closed.code)] += 1
             session = self._stop(machine.explain(closed))
             if session is not None:
                 session.end(machine.explain(closed))
@@ -220,6 +222,7 @@ class Carrier(asyncio.Protocol):
 
     def _greet(self, hello: m.Hello) -> None:
         try:
+            self._admit()
             token = self._authenticate(hello)
         except RefusedError as error:
             self.machine.close(error.code, error.reason, retry_after_s=error.retry_after_s)
@@ -323,7 +326,20 @@ class Carrier(asyncio.Protocol):
             time_ms=int(hub.clock.wall() * 1000),
             capabilities=capabilities,
             received=goes_on.received if goes_on is not None else 0,
+            return_spread_s=hub.intake.return_spread_s(len(hub.registry)),
         )
+
+    def _admit(self) -> None:
+        """Send away who would only wait, before the token costs anything.
+
+        Raises:
+            RefusedError: the node stops, or is overloaded.
+        """
+        hub = self._hub
+        if hub.leaving:
+            raise RefusedError(Code.GOING_AWAY, "this node is stopping", limits_platform.LEAVING_RETRY_S)
+        if hub.intake.overloaded or len(hub.greetings) >= limits_platform.GREETINGS_MAX:
+            raise RefusedError(Code.OVERLOADED, "this node is overloaded", hub.intake.retry_after_s(hub.rng.random()))
 
     def _authenticate(self, hello: m.Hello) -> tokens.DeviceToken:
         keys = self._hub.keys.get(hello.app)

@@ -49,6 +49,7 @@ class GatewayConfig:
         heartbeat_s: longest silence a client is asked to keep before a PING, seconds.
         resume_window_s: how long a session waits for its client after a loss; 0: it ends with its connection.
         quotas: what each app may take of this node, by app.
+        drain_s: how long a stopping node gives its clients to go elsewhere and their calls to end.
         engine: the distributed engine.
         admin_host: address to listen on for the business API; plain HTTP, so loopback or behind a TLS terminator.
         admin_port: TCP port, 0 for a free one.
@@ -76,6 +77,7 @@ class GatewayConfig:
     heartbeat_s: float = limits_heartbeat.HEARTBEAT_ASKED_S
     resume_window_s: float = limits.RESUME_WINDOW_S
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    drain_s: float = limits_platform.DRAIN_S
     engine: EngineConfig
     admin_host: str = "127.0.0.1"
     admin_port: int = 0
@@ -108,6 +110,8 @@ class GatewayConfig:
             raise errors.ConfigError(
                 f"resume_window_s {self.resume_window_s}: expected 0 to {limits.CALL_DEADLINE_MAX_S:.0f}"
             )
+        if not 0 <= self.drain_s <= limits_platform.DRAIN_S_MAX:
+            raise errors.ConfigError(f"drain_s {self.drain_s}: expected 0 to {limits_platform.DRAIN_S_MAX:.0f}")
         for app, quota in self.quotas.items():
             if quota.sessions < 0 or quota.calls < 0:
                 raise errors.ConfigError(f"quota of app {app!r}: expected numbers from 0 on")

@@ -13,6 +13,10 @@ every connection must begin with a PROXY header; from all others none is taken.
 
 The kernel keeps the first bytes until it is known what they are (MSG_PEEK), so TLS, the WebSocket and the session
 each see their connection from its first byte.
+
+No more are begun than the node is quick enough for (`policy.intake`). The others wait, for a while, then they are
+reset: a client that hears so comes back later, one that waits for longer has given up when its turn comes. Why
+connections ended before they were sessions is counted.
 """
 
 import asyncio
@@ -21,6 +25,8 @@ import ipaddress
 import logging
 import socket
 import ssl
+import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, cast
 
@@ -28,6 +34,8 @@ from stormline.core import errors, limits, limits_carriers, limits_platform
 from stormline.core.values import Address
 from stormline.gateway.carrier import Carrier
 from stormline.gateway.websocket import WebSocketCarrier
+from stormline.policy.intake import Intake
+from stormline.web.peers import line_of
 from stormline.wire import messages as m
 from stormline.wire import proxyprotocol
 
@@ -41,6 +49,10 @@ _PROXY: Final = proxyprotocol.SIGNATURE[0]
 _FRAME: Final = 0x00
 """First byte of a frame: its length is below 2^24."""
 _GET: Final = ord("G")
+_ESTABLISHED: Final = 1
+"""State of a TCP connection that neither side has ended, first byte of Linux's `struct tcp_info`."""
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER that makes a close a reset: whoever is turned away knows it at once, and nothing of it stays here."""
 
 
 class Door(NamedTuple):
@@ -100,6 +112,12 @@ def _new_socket(family: socket.AddressFamily, *, mptcp: bool) -> socket.socket:
     return sock
 
 
+def _reset(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+    sock.close()
+
+
 class Listener:
     """Takes connections at several doors and hands each to the protocol object that fits.
 
@@ -113,9 +131,14 @@ class Listener:
         fronts: networks (`10.0.0.0/8`) whose connections begin with a PROXY header.
         mptcp: see `listen`.
         reuse_port: see `listen`.
+        intake: the pace of new connections.
+        connected: gives the number of connections that stand.
+        connections_max: connections at once, those that do not stand yet included; beyond it they are reset.
 
     Attributes:
         addresses: where it listens, in the order of `doors`; the real ports.
+        closes: connections that did not come to stand, by the reason.
+        leaving: it was stopped: what still comes to stand is sent away.
 
     Raises:
         PlatformError: an address is taken or not ours.
@@ -131,8 +154,20 @@ class Listener:
         fronts: Sequence[str] = (),
         mptcp: bool = True,
         reuse_port: bool = False,
+        intake: Intake | None = None,
+        connected: Callable[[], int] = lambda: 0,
+        connections_max: int = limits_platform.SESSIONS_MAX,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self.intake = intake or Intake(self._loop.time())
+        self.closes: Counter[str] = Counter()
+        self.leaving = False
+        self._connected = connected
+        self._connections_max = connections_max
+        self._lines: dict[str, dict[_Arrival, None]] = {}  # of each line the oldest first
+        self._waiting: dict[_Arrival, float] = {}  # since when they wait to be begun, the first first
+        self._beginning: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         self.session = session
         self.tls = tls
         self.origins = origins
@@ -151,9 +186,21 @@ class Listener:
 
     def start(self) -> None:
         """Take connections from now on."""
-        self._paused = None
+        self._look_later()
+        self._resume()
+
+    def stop(self) -> None:
+        """Take no more connections; those that came before, also where nobody has looked at them yet, go on.
+
+        May be called again.
+        """
+        self.leaving = True
         for sock, plain in self._doors:
-            self._loop.add_reader(sock.fileno(), self._accept, sock, plain)
+            self._accept(sock, plain, to_the_end=True)
+        self._pause()
+        doors, self._doors = self._doors, []
+        for sock, _ in doors:
+            sock.close()
 
     def close(self) -> None:
         """Take no more connections, and drop those that are not sessions yet. May be called again."""
@@ -162,10 +209,11 @@ class Listener:
         for sock, _ in doors:
             sock.close()
         for arrival in list(self._arrivals):
-            arrival.drop()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+            arrival.drop("stopping")
+        for timer in (self._timer, self._look, self._beginning):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._look = self._beginning = None
 
     @property
     def arriving(self) -> int:
@@ -179,6 +227,19 @@ class Listener:
         address = ipaddress.ip_address(host.partition("%")[0])
         return any(address in network for network in self._fronts)
 
+    def _look_later(self) -> None:
+        due = self._loop.time() + limits_carriers.INTAKE_LOOK_S
+        self._look = self._loop.call_at(due, self._look_at_lag, due)
+
+    def _look_at_lag(self, due: float) -> None:
+        self.intake.look(max(0.0, self._loop.time() - due))
+        self._look_later()
+
+    def _resume(self) -> None:
+        self._paused = None
+        for sock, plain in self._doors:
+            self._loop.add_reader(sock.fileno(), self._accept, sock, plain)
+
     def _pause(self) -> None:
         if self._paused is not None:
             self._paused.cancel()
@@ -186,25 +247,74 @@ class Listener:
         for sock, _ in self._doors:
             self._loop.remove_reader(sock.fileno())
 
-    def _accept(self, door: socket.socket, plain: bool) -> None:
-        for _ in range(limits_carriers.ACCEPTS_PER_TURN):
+    def _pause_for(self, seconds: float) -> None:
+        self._pause()
+        self._paused = self._loop.call_later(seconds, self._resume)
+
+    def _accept(self, door: socket.socket, plain: bool, *, to_the_end: bool = False) -> None:
+        for _ in range(limits_platform.GATEWAY_BACKLOG if to_the_end else limits_carriers.ACCEPTS_PER_TURN):
+            if not to_the_end and len(self._waiting) >= limits_carriers.INTAKE_WAITING_MAX:
+                self._pause_for(limits_carriers.INTAKE_PAUSE_S)
+                return
             try:
                 sock, peer = door.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 _log.error("gateway: cannot accept: %s", error.strerror)
-                self._pause()
-                self._paused = self._loop.call_later(limits_carriers.ACCEPT_PAUSE_S, self.start)
+                self.closes["cannot-accept"] += 1
+                self._pause_for(limits_carriers.ACCEPT_PAUSE_S)
                 return
-            if len(self._arrivals) >= limits_carriers.ARRIVALS_MAX:
-                next(iter(self._arrivals)).drop()
             sock.setblocking(False)
-            arrival = _Arrival(self, sock, Address(*peer[:2]), plain=plain)
+            address = Address(*peer[:2])
+            line = line_of(address.host)
+            if not self._make_room(line, address.host):
+                self.closes["full"] += 1
+                _reset(sock)
+                continue
+            arrival = _Arrival(self, sock, address, line, plain=plain)
             self._arrivals[arrival] = None
+            self._lines.setdefault(line, {})[arrival] = None
             if self._timer is None:
                 self._timer = self._loop.call_later(limits_platform.TLS_HANDSHAKE_TIMEOUT_S, self._sweep)
             arrival.look()
+
+    def _make_room(self, line: str, host: str) -> bool:
+        """Have room for one more of a line: the oldest that is no session yet goes; False where there is none."""
+        same_line = self._lines.get(line, {})
+        if len(same_line) >= limits_carriers.ARRIVALS_PER_LINE_MAX and not self.is_front(host):
+            next(iter(same_line)).drop("crowded-line")
+        elif len(self._arrivals) >= limits_carriers.ARRIVALS_MAX:
+            next(iter(self._arrivals)).drop("crowded")
+        elif len(self._arrivals) + self._connected() >= self._connections_max:
+            if not self._arrivals:
+                return False
+            next(iter(self._arrivals)).drop("full")
+        return True
+
+    def wait(self, arrival: "_Arrival") -> None:
+        """Begin a connection when its turn comes."""
+        self._waiting[arrival] = self._loop.time()
+        if self._beginning is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._beginning = None
+        now = self._loop.time()
+        while self._waiting:
+            arrival, since = next(iter(self._waiting.items()))
+            if now - since > limits_carriers.INTAKE_WAIT_S:
+                arrival.drop("overloaded", reset=True)
+            elif arrival.given_up:
+                arrival.drop("gone")
+            elif self.intake.room(now):
+                del self._waiting[arrival]
+                self.intake.began()
+                arrival.begin()
+            else:
+                pause_s = max(self.intake.wait_s(), limits_carriers.INTAKE_PAUSE_S)
+                self._beginning = self._loop.call_later(pause_s, self._begin)
+                return
 
     def _sweep(self) -> None:
         """Drop those that are late; one timer serves all, the oldest stands first."""
@@ -215,11 +325,19 @@ class Listener:
                 self._timer = self._loop.call_at(arrival.due, self._sweep)
                 return
             _log.info("%s: nothing that could be served came in time", arrival.peer)
-            arrival.drop()
+            arrival.drop("late")
 
-    def over(self, arrival: "_Arrival") -> None:
-        """Count a connection no longer: it is a session, or gone."""
-        self._arrivals.pop(arrival, None)
+    def over(self, arrival: "_Arrival") -> bool:
+        """Count a connection no longer: it is a session, or gone. False where that was known."""
+        if arrival not in self._arrivals:
+            return False
+        del self._arrivals[arrival]
+        self._waiting.pop(arrival, None)
+        same_line = self._lines[arrival.line]
+        del same_line[arrival]
+        if not same_line:
+            del self._lines[arrival.line]
+        return True
 
 
 class _Arrival(asyncio.Protocol):
@@ -227,24 +345,27 @@ class _Arrival(asyncio.Protocol):
 
     Attributes:
         peer: who is at the other end.
+        line: the subscriber's line that the connection came from.
         due: when it is dropped, in the loop's time.
     """
 
-    __slots__ = ("_first", "_front", "_header", "_listener", "_loop", "_plain", "_sock", "_task", "_told", "_transport",
-                 "due", "peer")  # fmt: skip
+    __slots__ = ("_first", "_front", "_header", "_hello", "_listener", "_loop", "_plain", "_sock", "_task", "_told",
+                 "_transport", "due", "line", "peer")  # fmt: skip
 
-    def __init__(self, listener: Listener, sock: socket.socket, peer: Address, *, plain: bool) -> None:
+    def __init__(self, listener: Listener, sock: socket.socket, peer: Address, line: str, *, plain: bool) -> None:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._first = -1
         self._sock: socket.socket | None = sock
         self._plain = plain
         self._front = listener.is_front(peer.host)
+        self._hello = b""
         self._header = b""  # of the PROXY protocol, as far as it has come
         self._told: Address | None = None
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self.peer = peer
+        self.line = line
         self.due = self._loop.time() + limits_platform.TLS_HANDSHAKE_TIMEOUT_S
 
     # -- the first bytes -----------------------------------------------------------------------------------------------
@@ -261,13 +382,13 @@ class _Arrival(asyncio.Protocol):
             return
         except (OSError, errors.RemoteProtocolError) as error:
             _log.info("%s: %s", self.peer, error)
-            self.drop()
+            self.drop("broken")
             return
         self._loop.remove_reader(sock.fileno())
         if first:
             self._enter(sock, first)
         else:
-            self.drop()
+            self.drop("gone")
 
     def _peek(self, sock: socket.socket) -> bytes:
         """Give the first bytes of what is carried; none where the connection has ended."""
@@ -294,16 +415,32 @@ class _Arrival(asyncio.Protocol):
         return True
 
     def _enter(self, sock: socket.socket, begin: bytes) -> None:
-        """Hand the connection to a transport: with TLS, or as it is."""
+        """Have the connection handed to a transport, with TLS or as it is, when its turn comes."""
         first = begin[0]
         if first != _HANDSHAKE and not (self._plain and first in (_FRAME, _GET)):
             reason = "a PROXY header, and it is no front" if first == _PROXY else f"first byte {first:#04x}"
             _log.info("%s refused: %s", self.peer, reason)
-            self.drop()
+            self.drop("not-served")
             return
         self._first = first
-        self._sock = None  # the transport's from now on
-        self._task = self._loop.create_task(self._connect(sock, begin))
+        self._hello = begin
+        self._listener.wait(self)
+
+    @property
+    def given_up(self) -> bool:
+        """The peer has ended its side, behind what it has sent."""
+        if self._sock is None:
+            return False
+        with contextlib.suppress(OSError):
+            return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+        return False
+
+    def begin(self) -> None:
+        """Its turn has come."""
+        sock, self._sock = self._sock, None  # the transport's from now on
+        if sock is not None:
+            self._task = self._loop.create_task(self._connect(sock, self._hello))
+            self._hello = b""
 
     async def _connect(self, sock: socket.socket, begin: bytes) -> None:
         try:
@@ -319,16 +456,18 @@ class _Arrival(asyncio.Protocol):
                 await self._loop.connect_accepted_socket(lambda: self, sock)
         except OSError as error:  # ssl.SSLError is one
             _log.info("%s: no TLS: %s", self.peer, error)
-            self._listener.over(self)
+            if self._listener.over(self):
+                self._listener.closes["no-tls"] += 1
         finally:
             self._task = None
 
-    def drop(self) -> None:
-        """Close it, however far it is."""
-        self._listener.over(self)
+    def drop(self, why: str, *, reset: bool = False) -> None:
+        """Close it, however far it is; `why` is counted."""
+        if self._listener.over(self):
+            self._listener.closes[why] += 1
         if self._sock is not None:
             self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()
+            _reset(self._sock) if reset else self._sock.close()
             self._sock = None
         elif self._transport is not None:
             self._transport.abort()
@@ -339,6 +478,7 @@ class _Arrival(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """TLS stands, or there is none."""
+        self._listener.intake.finished()
         self._transport = cast("asyncio.Transport", transport)
         tls = transport.get_extra_info("ssl_object")
         if self._first == _FRAME or (tls is not None and tls.selected_alpn_protocol() == m.ALPN):
@@ -349,7 +489,8 @@ class _Arrival(asyncio.Protocol):
                 self._listener.session,
                 origins=self._listener.origins,
                 peer=self._told,
-                stands=lambda: self._listener.over(self),
+                stands=self._stands,
+                leaving=lambda: self._listener.leaving,
             )
         self._transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -358,4 +499,9 @@ class _Arrival(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It ended before its TLS stood."""
-        self._listener.over(self)
+        if self._listener.over(self):
+            self._listener.closes["gone"] += 1
+
+    def _stands(self, stands: bool) -> None:
+        if self._listener.over(self) and not stands:
+            self._listener.closes["no-websocket"] += 1

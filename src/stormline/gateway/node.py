@@ -34,6 +34,7 @@ from stormline.gateway.revocation import Revocations
 from stormline.gateway.router import Router
 from stormline.gateway.session import Hub, Session
 from stormline.outbound.pool import HttpPool
+from stormline.policy.intake import Intake
 from stormline.wire import jws
 
 Connect = Callable[[], Awaitable[Engine]]
@@ -53,6 +54,7 @@ class NodeConfig:
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     identity_key: jws.SigningKey | None = None
     protocols: Sequence[OwnProtocol] = ()
+    drain_s: float = limits_platform.DRAIN_S
 
 
 class GatewayNode:
@@ -82,6 +84,7 @@ class GatewayNode:
         unit, node = config.unit, config.node
         self._loop = asyncio.get_running_loop()
         self._node = node
+        self._drain_s = config.drain_s
         self._registry = Registry()
         self._engine = LateEngine(connect, ready=self._engine_ready)
         self._directory = Directory(self._engine, unit=unit, node=node, clock=clock, superseded=self._superseded)
@@ -132,19 +135,37 @@ class GatewayNode:
         self.background.append(self._loop.create_task(self._directory.run(), name="gateway directory"))
         self.background.append(self._loop.create_task(self.upstreams.follow(), name="gateway upstreams"))
 
-    async def leave(self) -> None:
-        """Ask every client to leave, let calls end, close what is left; takes at most a few seconds."""
-        for carrier in list(self._hub.connections):
-            carrier.go_away(Code.GOING_AWAY, "this node is stopping", spread_s=limits_platform.DRAIN_S)
-        if self._hub.tasks:
-            await asyncio.wait(self._hub.tasks, timeout=limits_platform.DRAIN_S)
-        for carrier in list(self._hub.connections):
+    async def leave(self, arriving: Callable[[], int] = lambda: 0) -> None:
+        """Ask every client to leave, let them go and their calls end, close what is left after `drain_s`.
+
+        Takes at most `drain_s` and `limits_platform.LEAVE_FLUSH_S`; less where all have left.
+
+        Args:
+            arriving: gives how many connections do not stand yet; they are still told that this node is stopping.
+        """
+        hub = self._hub
+        hub.leaving = True
+        ends_at = self._loop.time() + self._drain_s
+        for carrier in list(hub.connections):
+            spread_s = limits_platform.DRAIN_SPREAD_SHARE * self._drain_s
+            carrier.go_away(Code.GOING_AWAY, "this node is stopping", spread_s=spread_s)
+        await self._until_left(ends_at, arriving)
+        for carrier in list(hub.connections):
             carrier.close(Code.GOING_AWAY, "this node is stopping")
+        await self._until_left(self._loop.time() + limits_platform.LEAVE_FLUSH_S)
+
+    async def _until_left(self, ends_at: float, arriving: Callable[[], int] = lambda: 0) -> None:
+        hub = self._hub
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limits.CLOSE_FLUSH_S):
-                while self._hub.connections:
-                    self._hub.left.clear()
-                    await self._hub.left.wait()
+            async with asyncio.timeout_at(ends_at):
+                while hub.connections or arriving():
+                    if hub.connections:
+                        hub.left.clear()
+                        await hub.left.wait()
+                    else:
+                        await asyncio.sleep(limits_platform.LEAVE_LOOK_S)
+                while hub.tasks:  # of sessions that wait for their clients
+                    await asyncio.wait(list(hub.tasks))
 
     async def end(self) -> None:
         """Leave nothing behind, however the node ended."""
@@ -155,7 +176,7 @@ class GatewayNode:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=limits.CLOSE_FLUSH_S)
+            await asyncio.wait(tasks, timeout=limits_platform.LEAVE_END_S)
         self._push_node.close()
         await self._notices.close()
         with contextlib.suppress(errors.EngineError, TimeoutError):
@@ -178,6 +199,21 @@ class GatewayNode:
             EngineError: the engine is away.
         """
         return await self._engine.kv(tickets.BUCKET, persistent=False)
+
+    @property
+    def intake(self) -> Intake:
+        """The pace of new connections."""
+        return self._hub.intake
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it takes nobody any more."""
+        return self._hub.leaving
+
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """Connections that were ended with a code before they were sessions, by its name."""
+        return self._hub.refusals
 
     def counts(self) -> tuple[int, int, int]:
         """Give the numbers of sessions, connections and calls."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,18 +11,19 @@ from typing import Any, cast
 import uvloop
 
 from stormline.appgw.api import make_pool
-from stormline.core import errors
+from stormline.core import errors, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.engine import nats
 from stormline.engine.port import Engine
-from stormline.gateway.admin import AdminView, make_app
+from stormline.gateway.admin import AdminView, Load, make_app
 from stormline.gateway.admin_upstreams import UpstreamsView
 from stormline.gateway.config import GatewayConfig
 from stormline.gateway.listener import Door, Listener
 from stormline.gateway.node import Connect, GatewayNode, NodeConfig
 from stormline.gateway.tickets import TicketKeys
 from stormline.gateway.tls import LiveTls
+from stormline.policy.intake import connections_max
 from stormline.web.server import HttpServer
 
 _log = logging.getLogger("stormline.gateway")
@@ -37,6 +39,7 @@ class _Gateway:
         self._config = config
         self._clock = clock
         self._rng = rng
+        self._arriving: Listener | None = None
         self._node = GatewayNode(
             NodeConfig(
                 unit=config.unit,
@@ -48,6 +51,7 @@ class _Gateway:
                 quotas=config.quotas,
                 identity_key=config.identity_key,
                 protocols=config.protocols,
+                drain_s=config.drain_s,
             ),
             clock=clock,
             rng=rng,
@@ -62,6 +66,7 @@ class _Gateway:
         tls = LiveTls(config.tls, tickets)
         async with contextlib.AsyncExitStack() as stack:
             listener = self._listener(tls)
+            self._arriving = listener
             stack.callback(listener.close)
             http = HttpServer(
                 cast("Any", make_app(self._view())),
@@ -69,7 +74,7 @@ class _Gateway:
                 port=config.admin_port,
                 what="gateway business API",
             )
-            stack.push_async_callback(http.stop)
+            stack.push_async_callback(http.stop, limits_platform.LEAVE_END_S)
             await http.start()
             stack.push_async_callback(self._node.end)
             await self._node.start()
@@ -87,8 +92,11 @@ class _Gateway:
             _log.info("gateway %s/%s on %s, business API on %s", config.unit, config.node, address, http.address)
             started(address, http.address)
             await self._wait(stop, [*self._node.background, *following])
+            _log.info("gateway %s/%s is stopping: %d sessions", config.unit, config.node, self._node.counts()[0])
+            listener.stop()
+            await self._node.leave(lambda: listener.arriving)
             listener.close()
-            await asyncio.gather(http.stop(), self._node.leave())
+            await http.stop(limits_platform.LEAVE_END_S)  # while the engine is there for what it is still asked
 
     def _listener(self, tls: LiveTls) -> Listener:
         config = self._config
@@ -101,6 +109,11 @@ class _Gateway:
             fronts=config.fronts,
             mptcp=config.mptcp,
             reuse_port=config.reuse_port,
+            intake=self._node.intake,
+            connected=lambda: self._node.counts()[1],
+            connections_max=connections_max(
+                resource.getrlimit(resource.RLIMIT_NOFILE)[0], limits_platform.SESSIONS_MAX
+            ),
         )
 
     async def _wait(self, stop: asyncio.Event, background: list[asyncio.Task[None]]) -> None:
@@ -129,6 +142,7 @@ class _Gateway:
             sessions=self._node.sessions,
             revoke=self._node.revoke,
             counts=self._node.counts,
+            load=self._load,
             engine_connected=lambda: self._node.engine_connected,
             upstreams=UpstreamsView(
                 key=self._config.operator_key,
@@ -138,6 +152,17 @@ class _Gateway:
                 now=self._clock.monotonic,
                 public_keys=None if self._node.signer is None else self._node.signer.public_keys,
             ),
+        )
+
+    def _load(self) -> Load:
+        listener, intake = self._arriving, self._node.intake
+        return Load(
+            draining=self._node.leaving or (listener is not None and listener.leaving),
+            arriving=0 if listener is None else listener.arriving,
+            lag_s=intake.lag_s,
+            pace_per_s=intake.pace_per_s,
+            closes={} if listener is None else dict(listener.closes),
+            refusals=dict(self._node.refusals),
         )
 
 
@@ -152,8 +177,10 @@ async def run(
 ) -> None:
     """Serve until `stop` is set, then leave: no new connections, GOAWAY to all, a bounded wait for calls, CLOSE.
 
+    Meanwhile the business API answers and says that the node is draining.
+
     The engine may be away, also at the start: sessions and the gate `api` work without it, `rpc` answers
-    CALL_UNAVAILABLE, and all is well again when it comes. Ends at most 3 s after `stop`.
+    CALL_UNAVAILABLE, and all is well again when it comes. Ends at most `config.drain_s` and a second after `stop`.
 
     Args:
         config: settings.

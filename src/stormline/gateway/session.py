@@ -13,6 +13,7 @@ while:
 import asyncio
 import functools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,6 +32,7 @@ from stormline.gateway.registry import Registry
 from stormline.gateway.resume import ResumeTokens, Waiting
 from stormline.gateway.router import Router
 from stormline.gateway.wheel import Wheel
+from stormline.policy.intake import Intake
 from stormline.wire import events as e
 from stormline.wire import handover
 from stormline.wire import messages as m
@@ -72,6 +74,9 @@ class Hub:
         greetings: greetings that wait for another node.
         tasks: every call in progress.
         left: set with each connection that is gone.
+        intake: the pace of new connections, and whether one that says HELLO is too many.
+        leaving: this node stops, and takes nobody any more.
+        refusals: connections that were ended by this node with a code, by its name.
     """
 
     keys: Mapping[str, Mapping[str, Ed25519PublicKey]]
@@ -97,11 +102,15 @@ class Hub:
     connections: dict["Connected", None] = field(default_factory=dict)  # dicts: in order, so that runs repeat
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    intake: Intake = field(init=False)
+    leaving: bool = False
+    refusals: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.resume_tokens = ResumeTokens(self.node, self.rng)
         self.waiting = Waiting(self.resume_window_s)
         self.wheel = Wheel(asyncio.get_running_loop())
+        self.intake = Intake(asyncio.get_running_loop().time())
 
     def quota(self, app: str) -> Quota:
         """Give what an app may take."""

@@ -6,6 +6,7 @@ be of the gateway's own name or be listed. Pings are answered and never sent: th
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, cast
@@ -34,10 +35,12 @@ class WebSocketCarrier(asyncio.Protocol):
         session: makes the session's protocol object, once the WebSocket stands.
         origins: pages that may connect beside those of the gateway's own name, as browsers write them.
         peer: who is at the other end, where that is not the peer of the connection.
-        stands: told once: the WebSocket stands, or the connection is over before it did.
+        stands: told once: the WebSocket stands, or (False) the connection is over before it did.
+        leaving: says whether the node stops: nobody is taken any more, and who goes is told to come back.
     """
 
-    __slots__ = ("_early_bytes", "_origins", "_peer", "_session", "_session_of", "_stands", "_transport", "_ws")
+    __slots__ = ("_early_bytes", "_farewell", "_leaving", "_origins", "_peer", "_session", "_session_of", "_stands",
+                 "_transport", "_ws")  # fmt: skip
 
     _transport: asyncio.Transport
 
@@ -47,13 +50,16 @@ class WebSocketCarrier(asyncio.Protocol):
         *,
         origins: Sequence[str],
         peer: Address | None,
-        stands: Callable[[], None],
+        stands: Callable[[bool], None],
+        leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self._session_of: Callable[[], asyncio.Protocol] | None = session
         self._session: asyncio.Protocol | None = None
         self._origins = origins
         self._peer = peer
         self._stands = stands
+        self._leaving = leaving
+        self._farewell: asyncio.TimerHandle | None = None
         self._early_bytes = 0  # of the request, then of the first message: nobody knows yet whose they are
         self._ws = ServerProtocol(
             subprotocols=cast("Any", [websocket.SUBPROTOCOL]),
@@ -116,10 +122,13 @@ class WebSocketCarrier(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
+        if self._farewell is not None:
+            self._farewell.cancel()
+            self._farewell = None
         if self._session is not None:
             self._session.connection_lost(exc)
         else:
-            self._stands()
+            self._stands(False)
 
     # -- what the session asks of its transport ------------------------------------------------------------------------
 
@@ -155,14 +164,20 @@ class WebSocketCarrier(asyncio.Protocol):
 
     def is_closing(self) -> bool:
         """True after `close`, `abort` or a loss."""
-        return self._transport.is_closing()
+        return self._ws.state is not OPEN or self._transport.is_closing()
 
     def close(self) -> None:
-        """Say good-bye, send what waits, close."""
+        """Say good-bye and send what waits; close when the peer has said it too, at most `CLOSE_FLUSH_S` later.
+
+        Closed at once, what the peer has just sent would be answered by a reset, and that can overtake the good-bye.
+        """
         if self._ws.state is OPEN and not self._transport.is_closing():
-            self._ws.send_close(CloseCode.NORMAL_CLOSURE)
+            self._ws.send_close(CloseCode.SERVICE_RESTART if self._leaving() else CloseCode.NORMAL_CLOSURE)
             self._flush()
-        self._transport.close()
+            loop = asyncio.get_running_loop()
+            self._farewell = loop.call_later(limits.CLOSE_FLUSH_S, self._transport.close)
+        elif self._farewell is None:
+            self._transport.close()
 
     def abort(self) -> None:
         """Close at once."""
@@ -175,6 +190,11 @@ class WebSocketCarrier(asyncio.Protocol):
         if request.path.partition("?")[0] != websocket.PATH:
             self._ws.send_response(self._ws.reject(HTTPStatus.NOT_FOUND, "nothing here\n"))
             return
+        if self._leaving():
+            refusal = self._ws.reject(HTTPStatus.SERVICE_UNAVAILABLE, "this node is stopping\n")
+            refusal.headers["Retry-After"] = str(math.ceil(limits_platform.LEAVING_RETRY_S))
+            self._ws.send_response(refusal)
+            return
         self._ws.origins = [None, *cast("Any", self._origins), *cast("Any", self._own_origins(request))]
         response = self._ws.accept(request)
         self._ws.send_response(response)
@@ -186,7 +206,7 @@ class WebSocketCarrier(asyncio.Protocol):
         session_of, self._session_of = self._session_of, None
         self._early_bytes = 0
         self._flush()
-        self._stands()
+        self._stands(True)
         self._session = session_of()
         self._session.connection_made(cast("asyncio.BaseTransport", self))
 

@@ -5,6 +5,7 @@
 
 import contextlib
 import logging
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 from websockets.client import ClientProtocol
@@ -15,6 +16,7 @@ from websockets.protocol import OPEN
 from websockets.uri import parse_uri
 
 from stormline.core import errors, limits, limits_carriers
+from stormline.core.codes import Code
 from stormline.net.stream import Stream, closed_error
 from stormline.net.tcpinfo import TcpInfo
 from stormline.wire import frames, messages, websocket
@@ -186,6 +188,7 @@ async def open_websocket(raw: Stream, host: str, *, secure: bool = True) -> WebS
     Raises:
         OSError: the connection broke, or what answers opens none: a proxy, a captive portal. The text says what it
             answered.
+        RefusedError: it says that it takes nobody for so long: 503 with `Retry-After` in seconds.
         ssl.SSLError: TLS is broken.
     """
     try:
@@ -207,6 +210,8 @@ async def open_websocket(raw: Stream, host: str, *, secure: bool = True) -> WebS
                 raise ConnectionResetError("it hung up in place of a WebSocket")
             ws.receive_data(data)
             events = ws.events_received()
+            if (wait_s := _retry_after_s(events)) is not None:
+                raise errors.RefusedError(Code.OVERLOADED, "no WebSocket: status 503", wait_s)
             if ws.handshake_exc is not None or size > limits.HTTP_HEAD_BYTES_MAX:
                 raise ConnectionRefusedError(f"no WebSocket: {_reason(ws.handshake_exc, events)}")
             for event in events:
@@ -219,6 +224,15 @@ async def open_websocket(raw: Stream, host: str, *, secure: bool = True) -> WebS
     except BaseException:
         raw.close()
         raise
+
+
+def _retry_after_s(events: list[Any]) -> float | None:
+    for event in events:
+        if isinstance(event, Response) and event.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+            told = event.headers.get_all("Retry-After")
+            if len(told) == 1 and told[0].isascii() and told[0].isdigit() and len(told[0]) <= 6:
+                return float(told[0])
+    return None
 
 
 def _reason(error: BaseException | None, events: list[Any]) -> str:

@@ -21,8 +21,8 @@ class Reconnect:
     counts as a failed try: a gateway that accepts and drops is not asked twice a second for ever.
     """
 
-    __slots__ = ("_failures", "_first_s", "_keep_from", "_max_s", "_not_before", "_slow_until", "_stands_since",
-                 "_stopped")  # fmt: skip
+    __slots__ = ("_failures", "_first_s", "_keep_from", "_max_s", "_not_before", "_slow_until", "_spread_s",
+                 "_stands_since", "_stopped")  # fmt: skip
 
     def __init__(self) -> None:
         self._failures = 0
@@ -30,6 +30,7 @@ class Reconnect:
         self._keep_from = 0.0
         self._first_s, self._max_s = limits.RECONNECT_FIRST_S, limits.RECONNECT_MAX_S
         self._slow_until = 0.0
+        self._spread_s = 0.0
         self._stands_since: float | None = None
         self._stopped = False
 
@@ -66,8 +67,15 @@ class Reconnect:
         """The server said that asking again will not help."""
         return self._stopped
 
-    def observe_success(self, now: float) -> None:
-        """A session stands."""
+    def observe_success(self, now: float, *, spread_s: float = 0.0) -> None:
+        """A session stands.
+
+        Args:
+            now: monotonic seconds.
+            spread_s: the server's advice: over which span to come back where it is gone without a word. Kept for a
+                connection that nobody waits for, up to `limits.RECONNECT_MAX_S`: a call comes at a moment of its own.
+        """
+        self._spread_s = min(max(0.0, spread_s), limits.RECONNECT_MAX_S)
         self._stands_since = now
         self._not_before = self._keep_from = self._slow_until = 0.0
 
@@ -82,7 +90,8 @@ class Reconnect:
         """
         if self._was_stable(now):
             self._not_before = now + limits.RECONNECT_FIRST_S * chance
-            self._slow_until = now + (limits.RECONNECT_FIRST_S if soon else self._first_s) * chance
+            first_s = limits.RECONNECT_FIRST_S if soon else max(self._first_s, self._spread_s)
+            self._slow_until = now + first_s * chance
         else:
             self.observe_failure(now, chance)
 
@@ -105,7 +114,8 @@ class Reconnect:
         """
         doubled = 2.0 ** min(self._failures, 16)
         span = min(limits.RECONNECT_MAX_S, limits.RECONNECT_FIRST_S * doubled)
-        self._slow_until = now + min(self._max_s, self._first_s * doubled) * (0.5 + 0.5 * chance)
+        slow_s = min(self._max_s, max(self._first_s * doubled, self._spread_s))
+        self._slow_until = now + slow_s * (0.5 + 0.5 * chance)
         self._failures += 1
         self._stands_since = None
         asked = min(max(0.0, retry_after_s or 0.0), limits.RECONNECT_RETRY_AFTER_MAX_S)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
+import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stormline.core import errors, limits_relay
@@ -130,7 +131,8 @@ class Service:
             elif path == GATEWAY_PATH and tls and self.gateway is not None:
                 await self.gateway(scope, receive, send)
             elif path == "/healthz" and scope["method"] == "GET":
-                await _answer(send, 200, b'{"status":"ok"}')
+                closes = scope.get("state", {}).get("closes", {})
+                await _answer(send, 200, msgspec.json.encode({"status": "ok", "closes": closes}))
             else:
                 await _answer(send, 404, b'{"error":{"code":"not-found","message":"no such path"}}')
 

@@ -96,6 +96,7 @@ class Gateway(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
             business API of the first has the port of the settings.
         sessions_per_app: sessions at once of one node; 0: as many as the node can have.
         calls_per_app: calls in progress at once of one node; 0: as many as the node can have.
+        drain_s: how long a stopping process gives its clients to go elsewhere and their calls to end.
     """
 
     listen: tuple[str, ...] = ()
@@ -105,6 +106,7 @@ class Gateway(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers: Annotated[int, msgspec.Meta(ge=1, le=limits_platform.GATEWAY_WORKERS_MAX)] = 1
     sessions_per_app: Annotated[int, msgspec.Meta(ge=0)] = 0
     calls_per_app: Annotated[int, msgspec.Meta(ge=0)] = 0
+    drain_s: Annotated[float, msgspec.Meta(ge=0, le=limits_platform.DRAIN_S_MAX)] = limits_platform.DRAIN_S
 
 
 class Dns(Section, frozen=True, kw_only=True, forbid_unknown_fields=True):

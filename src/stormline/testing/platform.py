@@ -147,7 +147,7 @@ class RunningPlatform:
             check=False,
         )
 
-    def stop(self) -> int:
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Stop it as Ctrl-C does, and give the exit code. May be called again.
 
         Raises:
@@ -155,7 +155,7 @@ class RunningPlatform:
         """
         self.signal(signal.SIGINT)
         try:
-            code = self.wait_end()
+            code = self.wait_end(timeout_s)
             if left := self.wait_gone(1.0):
                 raise errors.PlatformError(f"the platform left processes behind: {_describe(left)}")
         finally:
@@ -216,9 +216,15 @@ def start_platform(
 
 @contextlib.contextmanager
 def running_platform(
-    state: Path, *arguments: str, demo: bool = True, environ: Mapping[str, str] | None = None
+    state: Path,
+    *arguments: str,
+    demo: bool = True,
+    environ: Mapping[str, str] | None = None,
+    stop_timeout_s: float = STOP_TIMEOUT_S,
 ) -> Iterator[RunningPlatform]:
     """Run a platform: ready on entry, stopped on exit, with no process left. Arguments as for `start_platform`.
+
+    `stop_timeout_s` is what it may take to stop: more where its gateways have a long drain.
 
     Raises:
         PlatformError: it did not get ready, or left a process behind.
@@ -230,7 +236,7 @@ def running_platform(
     except BaseException:
         platform.kill()
         raise
-    platform.stop()
+    platform.stop(stop_timeout_s)
 
 
 def _output(state: Path) -> Path:

@@ -594,7 +594,7 @@ class Connection:
     def _receive_welcome(self, welcome: m.Welcome) -> None:
         if welcome.version != m.VERSION:
             raise RemoteProtocolError(f"version {welcome.version} chosen", Code.VERSION_UNSUPPORTED)
-        for span in (welcome.resume_window_s, welcome.heartbeat_s):
+        for span in (welcome.resume_window_s, welcome.heartbeat_s, welcome.return_spread_s):
             if not 0 <= span <= limits.WIRE_SECONDS_MAX:  # also not a number: no timer could run on it
                 raise RemoteProtocolError(f"time span of {span} s in the WELCOME")
         self._greet_by = None

@@ -71,6 +71,8 @@ class Welcome(msgspec.Struct, tag=1, array_like=True, frozen=True):
         time_ms: server time, milliseconds since 1970.
         capabilities: optional features in force.
         received: how many frames of a session that goes on the server has received.
+        return_spread_s: come back at a random moment within so many seconds where the connection is lost without a
+            word: others are lost with it; 0 for no advice.
     """
 
     version: int
@@ -86,6 +88,7 @@ class Welcome(msgspec.Struct, tag=1, array_like=True, frozen=True):
     time_ms: int = 0
     capabilities: tuple[str, ...] = ()
     received: int = 0
+    return_spread_s: float = 0.0
 
     def __repr__(self) -> str:
         """Show all but the credential."""

@@ -15,7 +15,7 @@ from stormline.client.api import AsyncClient
 from stormline.client.channel import Channel
 from stormline.client.config import Config
 from stormline.client.outside import Outside
-from stormline.core import limits
+from stormline.core import limits, limits_carriers
 from stormline.core.values import Address, Secret
 from stormline.dispatch.rules import RuleSet
 from stormline.engine.memory import MemoryBroker, MemoryEngine
@@ -72,6 +72,7 @@ def _records(monkeypatch: pytest.MonkeyPatch) -> list[CallRecord]:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Come back soon: the spans are policy's, and its own tests hold them."""
     monkeypatch.setattr(limits, "RECONNECT_FIRST_S", 0.05)
+    monkeypatch.setattr(limits_carriers, "RETURN_SPREAD_MIN_S", 0.05)
     monkeypatch.setattr(limits, "PLAN_RETRY_S", 0.2)
 
 

@@ -4,6 +4,7 @@ middlebox."""
 import asyncio
 import contextlib
 import random
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -211,6 +212,33 @@ async def test_websocket_goes_through_an_http_proxy(place, tmp_path):
             assert await channel.call("big.echo", "through") == "through"
         assert box.seen["ws"] == 1
         assert proxy.lines(str(box.address.port))
+
+
+async def test_retry_after_in_place_of_a_websocket_is_kept(place, pki):
+    box, bundle = await place("reset")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*pki.gateway)
+    context.set_alpn_protocols(["http/1.1"])
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 60\r\ncontent-length: 0\r\n\r\n")
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0, ssl=context) as busy:
+        box.gateway = Address(*busy.sockets[0].getsockname()[:2])
+        async with client_of(bundle) as client, client.channel() as channel:
+            for _ in range(2):
+                with pytest.raises(errors.TransportError) as caught:
+                    await channel.call("big.echo", "x", deadline_s=1.0)
+                assert caught.value.maybe_delivered is False
+            line = client._storm.runtime().longline
+            assert line is not None
+            assert 50 < line.pause_s() <= 75
+            assert not line.stopped
+    assert box.seen["ws"] == 1
 
 
 async def test_nothing_passes_says_why_by_carrier(place):

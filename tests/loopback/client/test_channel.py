@@ -262,6 +262,27 @@ class TestPushes:
             assert await reading == []
             assert client._storm.runtime().longline._keeping is None
 
+    async def test_client_asked_to_leave_takes_pushes_until_its_next_session_stands(self, world):
+        welcomed_when_left = []
+
+        async def leaves(end):
+            await end.welcome()
+            end.machine.send_goaway(Code.GOING_AWAY, "stopping", spread_s=1.0)
+            end.machine.send_push("p-1", b"1")
+            end.flush()
+            await end.next(e.PushAcked)
+            await end.stay()
+            welcomed_when_left.append(here.gateway.ends[1].hello is not None)
+
+        here = await world(leaves, answering(rpc))
+        async with here.client() as client, client.channel() as channel:
+            reading = asyncio.ensure_future(anext(aiter(channel.pushes())))
+            push = await reading
+            push.ack()
+            await wait_until(lambda: welcomed_when_left)
+            assert channel.session.session == "s2"
+        assert welcomed_when_left == [True]
+
     async def test_session_is_kept_over_losses(self, world):
         async def dies(end):
             await end.welcome()

@@ -223,6 +223,7 @@ class TestApi:
             "/v1/devices/{device}",
             "/v1/revocations",
             "/v1/sessions",
+            "/v1/load",
             "/healthz",
         }
         assert upstreams < set(paths)
