@@ -72,6 +72,82 @@ def frames_of_all() -> list[bytes]:
     return from_client() + from_server()
 
 
+LOST = b"\n-- lost --\n"
+"""Between the flights of two transports of one session."""
+
+
+def sessions() -> list[bytes]:
+    """Sessions that lose their transport and go on over the next, as a server and as a client read them."""
+
+    def of_client(received: int) -> m.Hello:
+        return m.Hello((1,), APP, resume="t", capabilities=(m.PLAN, m.RESUME), received=received)
+
+    def of_server(received: int) -> m.Welcome:
+        return m.Welcome(1, "s", "d", capabilities=(m.PLAN, m.RESUME), resumed=True, received=received)
+
+    greeting = _flight(_HELLO)
+    return [
+        LOST.join((_flight(_HELLO, *begin), _flight(of_client(count), *rest)))
+        for count, begin in enumerate(_FROM_CLIENT[:3])
+        for rest in ((), (m.Ping(1), m.Received(1)), (m.Ack((1,)), m.Call(9, "rpc", "a.b", body=b"1")))
+    ] + [
+        LOST.join(
+            (greeting, _flight(of_client(0), m.Call(1, "rpc", "a.b")), _flight(of_client(1), m.Call(3, "rpc", "c")))
+        ),
+        LOST.join((_flight(_WELCOME, m.Push(1, "p1")), _flight(of_server(1), m.Push(2, "p2"), m.Reply(1, 200)))),
+        LOST.join((_flight(_WELCOME), _flight(of_server(0), m.Reply(1, 200, (), b"x", True)), _flight(of_server(1)))),
+        LOST.join((_flight(_WELCOME, m.Received(1)), _flight(of_server(1), m.Call(2, "rpc", "a.b"), m.Push(1, "p")))),
+    ]
+
+
+def device_tokens() -> list[bytes]:
+    """Claims, and tokens of them."""
+    claims = [
+        tokens.DeviceToken(app=APP, device="d", iat=NOW, exp=NOW + 9),
+        tokens.DeviceToken(app=APP, device="d" * 64, user="u", iat=NOW, exp=2**53 - 1, nbf=NOW + 1),
+        tokens.DeviceToken(app=APP, device="d", iat=0, exp=NOW),
+    ]
+    return [*map(msgspec.json.encode, claims), *(tokens.mint(each, key=KEY, kid=KID).encode() for each in claims)]
+
+
+def websockets() -> list[bytes]:
+    """Upgrades and what follows them; masked with zeros, so that damage to what is inside is damage to it alone."""
+
+    def head(*lines: str) -> bytes:
+        return "\r\n".join(("GET /stormline HTTP/1.1", "Host: gateway.example", *lines, "", "")).encode()
+
+    def frame(opcode: int, body: bytes, *, final: bool = True) -> bytes:
+        size = struct.pack("!B", 0x80 | len(body)) if len(body) < 126 else struct.pack("!BH", 0xFE, len(body))
+        return bytes((opcode | (0x80 if final else 0),)) + size + bytes(4) + body
+
+    upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+               "Sec-WebSocket-Version: 13", "Sec-WebSocket-Protocol: sl.1")  # fmt: skip
+    opened, said = head(*upgrade), _flight(_HELLO, m.Ping(1))
+    return [
+        opened + frame(2, said),
+        opened + frame(2, said[:9], final=False) + frame(9, b"ping") + frame(0, said[9:]),
+        opened + frame(2, bytes(300)) + frame(10, b"") + frame(8, struct.pack("!H", 1000) + b"bye"),
+        opened + frame(1, b"text"),
+        head(*upgrade, "Origin: http://gateway.example", "Sec-WebSocket-Extensions: permessage-deflate")
+        + frame(2, said),
+        head(*upgrade, "Origin: https://elsewhere.example"),
+        head("Content-Length: 3") + b"abc",
+    ]
+
+
+def first_bytes() -> list[bytes]:
+    """What connections begin with: PROXY headers of the three kinds, ClientHellos, frames, upgrades, other things."""
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(64))
+    carried = [hello, _flight(_HELLO), websockets()[0]]
+    return [
+        *carried,
+        *(header + each for header in proxy_headers()[:3] for each in carried),
+        b"SSH-2.0-x\r\n",
+        b"POST / HTTP/1.1\r\n\r\n",
+        *proxy_headers(),
+    ]
+
+
 def plans() -> list[bytes]:
     """Payloads of dispatch answers, and questions to dispatch."""
     endpoints = (

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fuzz import corpus
+from fuzz import corpus, gateway
 from stormline.client import memory
 from stormline.client.decoding import Verifier
 from stormline.core import (
@@ -521,4 +521,8 @@ TARGETS = {
     "network_log": Target(run=fuzz_network_log, seeds=corpus.network_logs),
     "feedback": Target(run=fuzz_feedback, seeds=corpus.feedbacks),
     "proxy_header": Target(run=fuzz_proxy_header, seeds=corpus.proxy_headers),
+    "first_bytes": Target(run=gateway.fuzz_first_bytes, seeds=corpus.first_bytes),
+    "websocket": Target(run=gateway.fuzz_websocket, seeds=corpus.websockets),
+    "tokens": Target(run=gateway.fuzz_tokens, seeds=corpus.device_tokens),
+    "resumption": Target(run=gateway.fuzz_resumption, seeds=corpus.sessions),
 }

@@ -11,7 +11,11 @@ from stormline.core import errors
 from stormline.testing import scenario, simworld
 
 SEEDS_MAX = 50
-NAMES = [name for name in scenario.names() if scenario.load(name).direct is None]
+NAMES = [
+    name
+    for name in scenario.names()
+    if (loaded := scenario.load(name)).direct is None and loaded.workload.devices < 100
+]
 
 
 def found_by(base_seed: int) -> str:

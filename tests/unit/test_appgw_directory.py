@@ -35,8 +35,8 @@ class Node:
             self.engine, unit="u1", node=name, clock=self.clock, superseded=lambda who: self.ended.append(who.session)
         )
 
-    async def open(self, session, device="d1", *, flush=True):
-        identity = Identity("demo", device, "", session)
+    async def open(self, session, device="d1", *, flush=True, login_ms=0, returned=False):
+        identity = Identity("demo", device, "", session, login_ms, returned)
         self.directory.opened(identity)
         if flush:
             await self.directory.flush()
@@ -64,6 +64,33 @@ def _a(broker):
 @pytest.fixture(name="b")
 def _b(broker):
     return Node(broker, "b")
+
+
+class TestOlderLogin:
+    """A copy of a device that comes back yields to the copy that logged in after it, whoever is announced first."""
+
+    async def test_that_comes_back_yields_at_once(self, a, b):
+        await a.open("s1", login_ms=1000)
+        await b.open("s2", login_ms=2000)
+        await a.open("s3", login_ms=1000, returned=True)
+        assert (await b.where(), a.ended, b.ended) == (("b", "s2"), ["s3"], [])
+
+    async def test_yields_where_it_was_announced_before_the_newer_one(self, a, b):
+        await a.open("s3", login_ms=1000, returned=True)
+        b.clock.wall_s -= 500.0
+        await b.open("s2", login_ms=2000, returned=True)
+        assert (await b.where(), b.ended) == (("b", "s2"), [])
+
+    async def test_same_client_goes_where_it_likes(self, a, b):
+        await a.open("s1", login_ms=1000)
+        await b.open("s2", login_ms=1000, returned=True)
+        await a.open("s3", login_ms=1000, returned=True)
+        assert (await b.where(), a.ended) == (("a", "s3"), [])
+
+    async def test_fresh_login_takes_over_whatever_the_clocks_say(self, a, b):
+        await a.open("s1", login_ms=5000)
+        await b.open("s2", login_ms=1000)
+        assert await b.where() == ("b", "s2")
 
 
 class TestEntry:

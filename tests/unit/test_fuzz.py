@@ -14,6 +14,7 @@ NAMES = [
     "frames", "connection_server", "connection_client", "jws", "plan", "dns", "dns_server", "bundle", "report",
     "address", "proxy_settings", "httpsig", "http2", "bhttp", "ohttp", "decoding", "network_memory",
     "rtnetlink", "network_story", "probe_answer", "network_log", "feedback", "proxy_header",
+    "first_bytes", "websocket", "tokens", "resumption",
 ]  # fmt: skip
 
 

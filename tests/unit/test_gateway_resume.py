@@ -511,10 +511,46 @@ class TestOtherNode:
         token = phone.welcome.resume
         assert not (await phone.back(second, token=token[:-1] + "g")).resumed
         assert len(first.hub.waiting) == 1
+        gone = Phone(first.clock, "d2").join(first)
+        gone.lose()
         await first.stop()
-        gone = Phone(second.clock, "d2").join(second)
-        assert not (await gone.back(second, token=token)).resumed
+        assert not (await gone.back(second)).resumed
         await second.stop()
+
+    @on_virtual_time
+    async def test_older_login_never_takes_the_place_of_a_newer_one(self):
+        broker = MemoryBroker()
+        first, second = await Node("n1", broker=broker).start(), await Node("n2", broker=broker).start()
+        old = Phone(first.clock).join(first)
+        await asyncio.sleep(1.0)
+        new = Phone(first.clock).join(second)
+        await settle()
+        for node in (second, second):  # it never heard that it is replaced: its link was dead
+            old.dial(node)
+            greeting = Connection(Role.CLIENT, 0.0)
+            greeting.send_hello(old.hello(resume=old.welcome.resume))
+            old.carrier.data_received(greeting.data_to_send())
+            await asyncio.sleep(2.0)
+            greeting.receive_data(bytes(old.transport.sent), 0.0)
+            heard = list(iter(greeting.next_event, None))
+            assert [event.code for event in heard if isinstance(event, e.Closed)] == [Code.REPLACED]
+        assert not new.transport.closed
+        new.lose()
+        assert (await new.back(first)).resumed
+        await first.stop()
+        await second.stop()
+
+    @on_virtual_time
+    async def test_client_that_never_heard_of_its_newer_session_comes_back(self):
+        node = Node("n1")
+        phone = Phone(node.clock).join(node)
+        token = phone.welcome.resume
+        phone.lose()
+        await asyncio.sleep(limits.RESUME_WINDOW_S + 1.0)
+        assert not (await phone.back(node, token=token)).resumed
+        phone.lose()
+        assert not (await phone.back(node, token=token, received=0)).resumed  # the WELCOME before was lost
+        await node.stop()
 
     @on_virtual_time
     async def test_one_session_is_given_to_one_node_only(self):

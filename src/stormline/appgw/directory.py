@@ -5,6 +5,7 @@ lease. An entry is written by compare-and-set only, so two nodes never undo each
 
 - a session that has just been opened takes the entry over, whoever had it;
 - one that is announced late or again (the engine was away) yields to a newer one, and its node is told so;
+- one whose client came back after another has logged in as the same device yields to that one's, always;
 - an ended session removes only what it wrote itself.
 
 Sessions do not wait for any of this: `opened` and `closed` only note what is to be done.
@@ -57,11 +58,15 @@ class Location(msgspec.Struct, frozen=True):
         session: the session's id.
         epoch: grows with each session of the device: milliseconds since 1970 at its begin, more where the last
             session's node had a clock ahead of ours.
+        login_ms: see `appgw.port.Identity`.
+        returned: likewise.
     """
 
     node: str
     session: str
     epoch: int
+    login_ms: int = 0
+    returned: bool = False
 
 
 _decoder = msgspec.json.Decoder(Location)
@@ -275,7 +280,11 @@ class Directory:
             # ours waited to be announced; later only clocks can tell.
             waited_ms = (asyncio.get_running_loop().time() - lease.opened_s) * 1000
             clock_ahead = lease.fresh and there.epoch - lease.epoch > waited_ms
-            if (there.epoch > lease.epoch and not clock_ahead) or self._leases.get(key) is not lease:
+            ours = lease.identity
+            outdone = ours.older_than(there.login_ms)
+            outdoes = there.returned and 0 < there.login_ms < ours.login_ms
+            later = there.epoch > lease.epoch and not clock_ahead and not outdoes
+            if outdone or later or self._leases.get(key) is not lease:
                 return None
             if lease.fresh:
                 lease.epoch = max(lease.epoch, there.epoch + 1)
@@ -313,7 +322,8 @@ class Directory:
             self._removals[key] = lease.revision
 
     def _value(self, lease: _Lease) -> bytes:
-        return msgspec.json.encode(Location(self._node, lease.identity.session, lease.epoch))
+        ours = lease.identity
+        return msgspec.json.encode(Location(self._node, ours.session, lease.epoch, ours.login_ms, ours.returned))
 
 
 def _read(value: bytes) -> Location | None:

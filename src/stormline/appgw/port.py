@@ -20,12 +20,21 @@ class Identity:
         device: device id, unique within the app.
         user: user id, empty where nobody is logged in.
         session: id of the session, for logs and the directory.
+        login_ms: when the client first came without a session to go on with, milliseconds since 1970; 0 where that is
+            not known. All sessions that this client has after it have the same.
+        returned: the client had a session before.
     """
 
     app: str
     device: str
     user: str
     session: str
+    login_ms: int = 0
+    returned: bool = False
+
+    def older_than(self, login_ms: int) -> bool:
+        """Say whether this is a client that came back and whose place a later login has: the newest login stays."""
+        return self.returned and 0 < self.login_ms < login_ms
 
 
 class Exchange(Protocol):

@@ -32,6 +32,10 @@ def sim(
     seconds: Annotated[
         float | None, typer.Option("--seconds", min=0, metavar="S", help="Go on with new seeds for this long.")
     ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option("--devices", min=1, metavar="N", help="Have so many devices instead of the scenario's."),
+    ] = None,
     log: Annotated[bool, typer.Option("--log", help="Print every event of the run.")] = False,
     json: output.JsonFlag = False,
 ) -> int:
@@ -58,7 +62,7 @@ def sim(
     while clock.monotonic() - start_s < seconds if seconds is not None else at < last:
         for name, each in loaded.items():
             lines: list[str] | None = [] if log else None
-            report = simworld.run(name, at, scenario=each, log=lines)
+            report = simworld.run(name, at, scenario=each, devices=devices or 0, log=lines)
             number += 1
             failed += bool(report.problems)
             _show(report, lines or [], json=json, quiet=seconds is not None or len(loaded) * (last - first) > 20)

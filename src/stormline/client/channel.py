@@ -228,7 +228,8 @@ class Channel:
                 raise
             except errors.TransportError as error:
                 if isinstance(error.__cause__, errors.RefusedError) and self._longline.stopped:
-                    raise error.__cause__ from None  # it is that error's cause: a circle would never end
+                    # It is that error's cause: a circle would never end. What was sent before it stays told.
+                    raise delivered or error.__cause__ from None
                 if error.maybe_delivered:
                     delivered = error
                 again = may_resend("POST", maybe_delivered=error.maybe_delivered, has_key=bool(headers))
@@ -387,11 +388,11 @@ class Channel:
             RefusedError: the gateway refused for good (another login of this device replaced it, say).
         """
         while self._open:
+            self._wake.clear()  # first: the channel may be closed while the application has a push in hand
             while self._pushes:
                 yield self._pushes.popleft()
             if self._longline.stopped and self._longline.last_refusal is not None:
                 raise self._longline.last_refusal
-            self._wake.clear()
             await self._wake.wait()
 
     # -- calls of the server -------------------------------------------------------------------------------------------

@@ -23,6 +23,10 @@ SIM_TIME_MAX_S: Final = 24 * 3600.0
 """Virtual seconds of one run: a scenario is minutes; what is not over after a day never will be."""
 SIM_STEPS_MAX: Final = 250_000
 """Turns of the loop in one run: some seconds of real time; a scenario needs five to twenty thousand."""
+SIM_DEVICES_MAX: Final = 5000
+"""Devices of one simulated world: each is a whole client, some 20 ms of real time; more are for a model."""
+SIM_DEVICE_STEPS: Final = 5000
+"""Turns of the loop that each device of a world adds to what is allowed."""
 SIM_SEGMENT_BYTES: Final = 1400
 """Bytes of one simulated TCP segment: an Ethernet frame less the headers and what tunnels take."""
 SIM_HEADER_BYTES: Final = 52

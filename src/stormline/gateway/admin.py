@@ -129,6 +129,10 @@ class SessionAnswer(BaseModel):
     session: str
     peer: str
     calls: int = Field(description="calls in progress")
+    waiting_bytes: int = Field(
+        description="bytes for its client that the kernel has not taken: one that reads has none"
+    )
+    kept_bytes: int = Field(description="bytes kept until its client confirms them, to be sent again after a loss")
 
 
 class SessionsAnswer(BaseModel):
@@ -193,6 +197,16 @@ class SessionView(Protocol):
     @property
     def calls_open(self) -> int:
         """Calls in progress."""
+        ...
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes for its client that the kernel has not taken."""
+        ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes kept until its client confirms them."""
         ...
 
 
@@ -379,6 +393,8 @@ def _session(session: SessionView) -> SessionAnswer:
         session=who.session,
         peer=session.peer,
         calls=session.calls_open,
+        waiting_bytes=session.waiting_bytes,
+        kept_bytes=session.kept_bytes,
     )
 
 

@@ -14,7 +14,7 @@ from stormline.appgw.port import Identity
 from stormline.core import codes, errors, ids, limits, limits_platform
 from stormline.core.codes import Code
 from stormline.core.errors import RefusedError, RemoteProtocolError
-from stormline.gateway.resume import node_of
+from stormline.gateway.resume import login_of, node_of
 from stormline.gateway.session import Hub, Session
 from stormline.wire import connection as machine
 from stormline.wire import events as e
@@ -67,6 +67,11 @@ class Carrier(asyncio.Protocol):
         return self._paused_at is not None
 
     @property
+    def waiting_bytes(self) -> int:
+        """See `gateway.session.Carries.waiting_bytes`."""
+        return self._transport.get_write_buffer_size()
+
+    @property
     def machine(self) -> Connection:
         """What is spoken with: the session's machine, before there is one that of the greeting."""
         if self.session is not None:
@@ -116,6 +121,7 @@ class Carrier(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The peer ended its side; so do we."""
+        self._leave()
         return False
 
     def pause_writing(self) -> None:
@@ -139,6 +145,7 @@ class Carrier(asyncio.Protocol):
         session = self._stop(f"lost ({exc})" if exc else "lost")
         if session is not None:
             session.lost(self, f"its connection was lost ({exc})" if exc else "its connection was lost")
+        self._hub.wheel.cancel(self, self._timer_at)
         self._hub.connections.pop(self, None)
         self._hub.left.set()
 
@@ -170,7 +177,7 @@ class Carrier(asyncio.Protocol):
     def part(self) -> None:
         """See `gateway.session.Carries.part`."""
         self._stop("its session goes on elsewhere")
-        self._transport.close()
+        self._leave()
 
     def flush(self) -> None:
         """Hand what the machine has put out to the transport."""
@@ -214,7 +221,7 @@ class Carrier(asyncio.Protocol):
             session = self._stop(machine.explain(closed))
             if session is not None:
                 session.end(machine.explain(closed))
-            self._transport.close()
+            self._leave()
         elif self._timer_at == math.inf and not self._over:
             self._arm()
 
@@ -229,6 +236,10 @@ class Carrier(asyncio.Protocol):
             return
         expires_at = self._loop.time() + token.exp - self._hub.clock.wall()  # no step of the wall clock moves it
         hub, node = self._hub, node_of(hello.resume)
+        here = hub.registry.get(token.app, token.device)
+        if here is not None and self._identify(hello, token, "").older_than(here.identity.login_ms):
+            self.machine.close(Code.REPLACED, "the device has a newer session")
+            return
         if node and self._resume(hello, token, expires_at):
             return
         if node and node != hub.node and hub.fetch is not None:
@@ -237,6 +248,11 @@ class Carrier(asyncio.Protocol):
             task.add_done_callback(lambda done: hub.greetings.pop(done, None))
             return
         self._open(hello, token, expires_at)
+
+    def _identify(self, hello: m.Hello, token: tokens.DeviceToken, session: str) -> Identity:
+        login_ms = login_of(hello.resume)
+        at_ms = login_ms or int(self._hub.clock.wall() * 1000)
+        return Identity(token.app, token.device, token.user, session, at_ms, returned=login_ms > 0)
 
     def _open(self, hello: m.Hello, token: tokens.DeviceToken, expires_at: float) -> None:
         """Begin a fresh session."""
@@ -247,7 +263,7 @@ class Carrier(asyncio.Protocol):
                 Code.OVERLOADED, "the app has reached its quota", retry_after_s=limits_platform.QUOTA_RETRY_S
             )
             return
-        identity = Identity(token.app, token.device, token.user, ids.new_id(hub.rng))
+        identity = self._identify(hello, token, ids.new_id(hub.rng))
         greeting.send_welcome(self._welcome(hello, identity))
         self._carry(Session(hub, self._loop, greeting, identity, expires_at), hello)
         if self.session is not None:
@@ -261,11 +277,9 @@ class Carrier(asyncio.Protocol):
         hub = self._hub
         given = None
         if hub.fetch is not None:
-            given = await hub.fetch(
-                node, Identity(token.app, token.device, token.user, ""), hello.resume, hello.received
-            )
+            given = await hub.fetch(node, self._identify(hello, token, ""), hello.resume, hello.received)
         if given is not None:
-            identity = Identity(token.app, token.device, token.user, given[0])
+            identity = self._identify(hello, token, given[0])
             connection = handover.restore(given[1], self._loop.time(), idle_s=self._idle_s(), room=hub.room)
             session = Session(hub, self._loop, connection, identity, expires_at)
             session.earlier_token = hello.resume
@@ -374,6 +388,9 @@ class Carrier(asyncio.Protocol):
     def on_timer(self) -> None:
         """See `gateway.wheel.Due`."""
         self._timer_at = math.inf
+        if self._transport.is_closing():
+            self._transport.abort()
+            return
         now = self._loop.time()
         if self._paused_at is not None and now >= self._paused_at + limits_platform.STALL_TIMEOUT_S:
             self.close(Code.OVERLOADED, "the client reads nothing")
@@ -394,6 +411,13 @@ class Carrier(asyncio.Protocol):
         session.lost(self, reason)
         if not self._transport.is_closing():
             self._transport.write(frames.encode(m.Close(Code.TOKEN_EXPIRED, reason)))
+        self._leave()
+
+    def _leave(self) -> None:
+        """Close once all that was written has left, or after `limits.CLOSE_FLUSH_S`: the peer may never take it."""
+        self._hub.wheel.cancel(self, self._timer_at)
+        self._timer_at = self._loop.time() + limits.CLOSE_FLUSH_S
+        self._hub.wheel.add(self, self._timer_at)
         self._transport.close()
 
     def _stop(self, why: str) -> Session | None:

@@ -11,13 +11,16 @@ from stormline.core.clock import Rng
 
 _SECRET_BYTES: Final = 16
 _KEY_BYTES: Final = 32
+_LOGIN_CHARS_MAX: Final = 13
+"""Hexadecimal digits of a time in milliseconds: some thousand years."""
 
 
 class ResumeTokens:
-    """Makes and checks resume tokens, `node.session.secret`.
+    """Makes and checks resume tokens, `node.session.login-secret`.
 
     The secret is 128 bits of an HMAC-SHA256 under a key of this process, over session, app, device and user: it cannot
-    be guessed, serves nobody else, and costs an idle session nothing.
+    be guessed, serves nobody else, and costs an idle session nothing. The time of the login is what every node orders
+    two clients of one device by; who changes it in his own token outdoes himself.
     """
 
     def __init__(self, node: str, rng: Rng) -> None:
@@ -26,7 +29,7 @@ class ResumeTokens:
 
     def mint(self, identity: Identity) -> str:
         """Give the token of a session."""
-        return f"{self._node}.{identity.session}.{self._secret(identity)}"
+        return f"{self._node}.{identity.session}.{identity.login_ms:x}-{self._secret(identity)}"
 
     def check(self, token: str, identity: Identity, *, earlier: str = "") -> bool:
         """Say whether a token is that of this session; takes the same time however much of it is right.
@@ -49,6 +52,17 @@ def node_of(token: str) -> str:
     """Say which node made a token, as far as one can tell from it; empty where it is none."""
     parts = token.split(".")
     return parts[0] if len(parts) == 3 and len(token) <= limits.RESUME_TOKEN_CHARS_MAX else ""
+
+
+def login_of(token: str) -> int:
+    """Say when the client that shows a token first logged in, milliseconds since 1970; 0 where it does not say."""
+    login, dash, _ = token.rpartition(".")[2].partition("-")
+    if not dash or not 0 < len(login) <= _LOGIN_CHARS_MAX:
+        return 0
+    try:
+        return max(0, int(login, 16))
+    except ValueError:
+        return 0
 
 
 class Waits(Protocol):

@@ -146,6 +146,11 @@ class Carries(Protocol):
         """The peer does not read."""
         ...
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were written and that the kernel has not taken."""
+        ...
+
     def pump(self) -> None:
         """Do what the machine tells, and send what it wants sent."""
         ...
@@ -223,6 +228,16 @@ class Session:
     def calls_open(self) -> int:
         """Calls in progress."""
         return len(self._calls) if self._calls else 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes for its client that the kernel has not taken."""
+        return self._carrier.waiting_bytes if self._carrier is not None else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are kept until its client confirms them."""
+        return self.connection.kept_bytes
 
     # -- its carriers --------------------------------------------------------------------------------------------
 

@@ -13,15 +13,16 @@ from typing import Any, cast
 
 from websockets.datastructures import MultipleValuesError
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request
+from websockets.http11 import Request, Response
 from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 
-from stormline.core import errors, limits, limits_platform
+from stormline.core import errors, limits, limits_carriers, limits_platform
 from stormline.core.values import Address
 from stormline.wire import frames, websocket
 
 _log = logging.getLogger("stormline.gateway")
+_CONTROL = (Opcode.PING, Opcode.PONG, Opcode.CLOSE)
 _library_log = logging.getLogger("stormline.gateway.websockets")
 _library_log.setLevel(logging.WARNING)  # it tells of each connection
 
@@ -77,12 +78,19 @@ class WebSocketCarrier(asyncio.Protocol):
         """Take bytes of the request, later of messages."""
         if self._early_bytes >= 0 and not self._may_come(data):
             return
-        self._ws.receive_data(data)
-        for event in self._ws.events_received():
-            if isinstance(event, Request):
-                self._answer(event)
-            elif isinstance(event, Frame):
-                self._take(event)
+        empty = 0
+        for start in range(0, len(data), limits_carriers.WS_SLICE_BYTES):
+            self._ws.receive_data(data[start : start + limits_carriers.WS_SLICE_BYTES])
+            for event in self._ws.events_received():
+                if isinstance(event, Request):
+                    self._answer(event)
+                elif isinstance(event, Frame):
+                    empty += not event.data or event.opcode in _CONTROL
+                    self._take(event)
+            if empty > limits_carriers.WS_EMPTY_FRAMES_MAX and not self._ws.eof_sent:
+                self._ws.fail(CloseCode.POLICY_VIOLATION, "frames that carry nothing")
+            if self._ws.eof_sent or self._transport.is_closing():
+                break
         if self._ws.parser_exc is not None:
             _log.info("%s: the WebSocket broke: %s", self.get_extra_info("peername"), self._ws.parser_exc)
         self._flush()
@@ -188,7 +196,7 @@ class WebSocketCarrier(asyncio.Protocol):
     def _answer(self, request: Request) -> None:
         """Accept or refuse the upgrade."""
         if request.path.partition("?")[0] != websocket.PATH:
-            self._ws.send_response(self._ws.reject(HTTPStatus.NOT_FOUND, "nothing here\n"))
+            self._respond(self._ws.reject(HTTPStatus.NOT_FOUND, "nothing here\n"))
             return
         if self._leaving():
             refusal = self._ws.reject(HTTPStatus.SERVICE_UNAVAILABLE, "this node is stopping\n")
@@ -196,8 +204,7 @@ class WebSocketCarrier(asyncio.Protocol):
             self._ws.send_response(refusal)
             return
         self._ws.origins = [None, *cast("Any", self._origins), *cast("Any", self._own_origins(request))]
-        response = self._ws.accept(request)
-        self._ws.send_response(response)
+        self._respond(self._ws.accept(request))
         if self._ws.handshake_exc is not None:
             _log.info("%s: no WebSocket: %s", self.get_extra_info("peername"), self._ws.handshake_exc)
             return
@@ -210,6 +217,10 @@ class WebSocketCarrier(asyncio.Protocol):
         self._session = session_of()
         self._session.connection_made(cast("asyncio.BaseTransport", self))
 
+    def _respond(self, response: Response) -> None:
+        if not self._ws.eof_sent:  # bytes in the request's own flight may have broken the connection already
+            self._ws.send_response(response)
+
     def _own_origins(self, request: Request) -> list[str]:
         """Give the origins of pages of the gateway's own name. Where a front ends TLS, both schemes may be meant."""
         try:
@@ -221,10 +232,14 @@ class WebSocketCarrier(asyncio.Protocol):
         return [websocket.same_origin(scheme, host) for scheme in ("http", "https")]
 
     def _take(self, frame: Frame) -> None:
-        if self._session is None or frame.opcode in (Opcode.PING, Opcode.PONG, Opcode.CLOSE):
+        if self._session is None or frame.opcode in _CONTROL:
             return  # the library has answered
+        if self._transport.is_closing():
+            return  # nothing behind a message that was refused
         if frame.opcode is Opcode.TEXT:
             self._ws.fail(CloseCode.UNSUPPORTED_DATA, "binary messages only")
+            self._flush()
+            self._transport.close()
             return
         self._early_bytes = -1
         self._session.data_received(bytes(frame.data))

@@ -72,10 +72,13 @@ class PushEntry:
         id: the push's id.
         device: to whom.
         results: what the sender was told each time; `error` where it was told nothing.
-        shown: how often the application saw it.
+        shown: how often the application saw it; of a device with several copies the one that saw it most often.
         acked_s: when the application called `ack`, None where it did not.
         confirmed_s: when the sender was first told `acked`, None where it never was.
         intact: the application saw what was sent.
+        fresh: no fault of the scenario was on any more when it was sent first.
+        size: bytes of its body, at least.
+        seen_by: how often each copy of the device saw it.
     """
 
     id: str
@@ -85,6 +88,9 @@ class PushEntry:
     acked_s: float | None = None
     confirmed_s: float | None = None
     intact: bool = True
+    fresh: bool = False
+    size: int = 0
+    seen_by: dict[str, int] = field(default_factory=dict)
 
     @property
     def confirmed(self) -> bool:
@@ -226,6 +232,54 @@ class DirectHistory:
 
 
 @dataclass(frozen=True, slots=True)
+class Goodbye:
+    """A device was refused for good.
+
+    Attributes:
+        device: which.
+        at_s: when its application heard of it, virtual time.
+        code: the gateway's.
+        reason: its words.
+    """
+
+    device: str
+    at_s: float
+    code: int
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class FleetHistory:
+    """What is looked at where many devices meet gateways that come and go.
+
+    Attributes:
+        dials: connections begun to gateways, as (device, virtual time).
+        welcomes: WELCOMEs heard, as (device, virtual time).
+        goodbyes: devices that were refused for good.
+        outages: when gateways were lost or asked their clients to leave, as (gateway, virtual time, devices hit).
+        slow: when a device took little or nothing from its network, as (device, from, to).
+        names: which device, by the id the platform knows it by; of one that has copies the newest.
+        copies: of a device that has several the names, the newest last, with the time when each began.
+    """
+
+    dials: list[tuple[str, float]] = field(default_factory=list)
+    welcomes: list[tuple[str, float]] = field(default_factory=list)
+    goodbyes: list[Goodbye] = field(default_factory=list)
+    outages: list[tuple[str, float, frozenset[str]]] = field(default_factory=list)
+    slow: list[tuple[str, float, float]] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+
+    def newer_copy(self, name: str, at_s: float) -> bool:
+        """Say whether a newer copy of the same device had begun by then."""
+        for copies in self.copies.values():
+            names = [copy for copy, began_s in copies if began_s <= at_s]
+            if name in names:
+                return names[-1] != name
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class Bound:
     """The most that was seen of something that has a bound."""
 
@@ -249,6 +303,7 @@ class History:
     links: list[LinkLife] = field(default_factory=list)
     bounds: dict[str, Bound] = field(default_factory=dict)
     direct: DirectHistory = field(default_factory=DirectHistory)
+    fleet: FleetHistory = field(default_factory=FleetHistory)
     end_s: float = 0.0
     packets: int = 0
     fired: dict[str, int] = field(default_factory=dict)

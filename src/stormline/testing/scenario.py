@@ -27,7 +27,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from stormline.core import errors
+from stormline.core import errors, limits_lab
 from stormline.netmodel.params import FadeParams, LinkParams, read_fades, read_params
 from stormline.testing.simloop import SimRng
 
@@ -48,6 +48,9 @@ FaultKind = Literal[
     "gateway-crash",
     "gateway-power-cut",
     "gateway-drain",
+    "gateway-roll",
+    "slow-reader",
+    "twin",
     "dispatch-down",
     "engine-cut",
     "origin-slow",
@@ -109,6 +112,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         up_bytes: size of a request's body.
         down_bytes: size of an answer.
         pushes_per_s: pushes to each device.
+        push_bytes: size of a push's body.
         ack_s: how long an application takes over a push.
         push_tries: how often the sender repeats a push that was not acked.
         cancel_pct: share of calls whose caller cancels them; with `[direct]`.
@@ -117,13 +121,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         hurry_pct: share of calls whose deadline is a second or two; with `[direct]`.
     """
 
-    devices: Annotated[int, msgspec.Meta(ge=1, le=50)] = 2
+    devices: Annotated[int, msgspec.Meta(ge=1, le=limits_lab.SIM_DEVICES_MAX)] = 2
     calls_per_s: Annotated[float, msgspec.Meta(gt=0, le=100)] = 0.7
     mix: dict[CallKind, _Share] = msgspec.field(default_factory=lambda: dict(_MIX))
     deadline_s: Amount = (4.0, 15.0)
     up_bytes: Amount = (20, 3000)
     down_bytes: Amount = (20, 8000)
     pushes_per_s: float = 0.4
+    push_bytes: Amount = 0
     ack_s: Amount = (0.0, 0.8)
     push_tries: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
     cancel_pct: float = 0.0
@@ -180,6 +185,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         pct: of a server's fault: how many of the requests in a hundred it hits while it lasts.
         places: narrow: requests side by side that it takes; each beyond has `pct` more of a chance to be refused.
         retry_after_s: busy, broken: what `Retry-After` says; absent for none.
+        bytes_per_s: slow-reader: how much the device takes from its network.
+        half_open_pct: twin: how often the link of the copy before is dark while the new one comes.
+        elsewhere_pct: twin: how often the new copy comes to another gateway.
     """
 
     kind: FaultKind
@@ -197,6 +205,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pct: Amount = 100.0
     places: Amount = 2
     retry_after_s: Amount | None = None
+    bytes_per_s: Amount = 0
+    half_open_pct: float = 0.0
+    elsewhere_pct: float = 50.0
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,7 +218,12 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         read_success_pct: the same of reads and of writes with a key, which may be tried again.
         acked_pct: share of pushes whose sender was told `acked` in the end, at least.
         ipv6_pct: share of the calls after the storm that are answered over IPv6, at least.
-        p95_s: 95 of 100 calls that ask and get a small answer take no longer; 0 for any time.
+        p95_s: 95 of 100 calls that ask and get a small answer take no longer; 0 for any time. Those of devices that
+            read slowly do not count.
+        bin_pct: share of the devices hit by a gateway's end that may begin to come back in the same 0.1 s, but for
+            chance (three standard deviations); 0 for any.
+        tries: connections that such devices may begin until all are back, for each of them; 0 for any number.
+        back_s: within which all are back; 0 for any time.
     """
 
     success_pct: float = 0.0
@@ -215,6 +231,9 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     acked_pct: float = 0.0
     ipv6_pct: float = 0.0
     p95_s: float = 0.0
+    bin_pct: float = 0.0
+    tries: float = 0.0
+    back_s: float = 0.0
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -228,6 +247,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         fades: bad moments of the radio, fields of `netmodel.params.FadeParams`; absent for none.
         nat_idle_s: after which a NAT on the way forgets a connection; absent for no NAT.
         gateways: how many there are.
+        even: devices are dealt to all of them; else all come to the first.
+        small_faults: there are those of `testing.buggify` too.
         direct: there are none, clients ask origins themselves.
         workload: what applications do.
         faults: what goes wrong.
@@ -241,6 +262,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fades: dict[str, Amount | str] = {}
     nat_idle_s: Amount | None = None
     gateways: Annotated[int, msgspec.Meta(ge=1, le=9)] = 2
+    even: bool = False
+    small_faults: bool = True
     direct: Direct | None = None
     workload: Workload = Workload()
     faults: tuple[Fault, ...] = ()
@@ -301,6 +324,18 @@ def read(text: str, *, where: str) -> Scenario:
     if not sum(scenario.workload.mix.values()) > 0:
         raise errors.ConfigError(f"{where}: the mix is empty")
     return scenario
+
+
+def with_devices(scenario: Scenario, devices: int) -> Scenario:
+    """Give the same scenario with another number of devices.
+
+    Raises:
+        ConfigError: too many.
+    """
+    if not 1 <= devices <= limits_lab.SIM_DEVICES_MAX:
+        raise errors.ConfigError(f"devices: expected 1 to {limits_lab.SIM_DEVICES_MAX}, got {devices}")
+    workload = msgspec.structs.replace(scenario.workload, devices=devices)
+    return msgspec.structs.replace(scenario, workload=workload)
 
 
 def names() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -16,13 +17,14 @@ from stormline.client.outside import Outside
 from stormline.client.runtime import Runtime
 from stormline.client.transport import AsyncTransport
 from stormline.core import errors, limits
+from stormline.core.codes import Code
 from stormline.core.values import Address, Secret
 from stormline.net.network import NoNetworkPort
 from stormline.net.resolve import Found
 from stormline.net.stream import TcpStream
 from stormline.telemetry.timeline import CallRecord
 from stormline.testing import scenario as scenarios
-from stormline.testing.history import CallEntry, History, LinkLife, PushEntry, RecordEntry
+from stormline.testing.history import CallEntry, Goodbye, History, LinkLife, PushEntry, RecordEntry
 from stormline.testing.scenario import Scenario
 from stormline.testing.simloop import SimClock, SimRng, VirtualLoop
 from stormline.testing.simnet import Host, Nat, SimNet, Sites
@@ -75,15 +77,21 @@ class _Watched(Channel):
     """
 
     def __init__(
-        self, runtime: Runtime, longline: LongLine, ended: Callable[[tuple[str, ...], float | None], None]
+        self,
+        runtime: Runtime,
+        longline: LongLine,
+        welcomed: Callable[[str], float],
+        ended: Callable[[tuple[str, ...], float | None], None],
     ) -> None:
         super().__init__(runtime, longline)
+        self._heard_welcome = welcomed
         self._ended = ended
         self._sessions: dict[Link, tuple[tuple[str, ...], float]] = {}
 
     def line_welcomed(self, link: Link, welcome: messages.Welcome) -> None:
         """See `client.longline.LineListener`."""
-        addresses, opened_s = self._sessions.get(link, ((), asyncio.get_running_loop().time()))
+        begun_s = self._heard_welcome(link.peer)  # calls may have gone with its HELLO
+        addresses, opened_s = self._sessions.get(link, ((), begun_s))
         self._sessions[link] = ((*addresses, link.peer), opened_s)
         super().line_welcomed(link, welcome)
 
@@ -109,10 +117,16 @@ def _shop_only(host: str) -> tuple[str, ...]:
 class Device:
     """The device and its application.
 
+    Args: those of the world, and
+        twin_of: it is another copy of this one, on a machine of its own.
+        avoids: gateway that it does not reach.
+
     Attributes:
         host: its machine.
         clock: its clocks.
         name: its name in the run.
+        device_id: what the platform knows it by, empty while that is not known.
+        replaced: it was told that a newer copy has taken its place.
     """
 
     def __init__(
@@ -126,6 +140,8 @@ class Device:
         history: History,
         rng: SimRng,
         sites: Sites,
+        twin_of: "Device | None" = None,
+        avoids: Address | None = None,
     ) -> None:
         self.number = number
         self.name = f"d{number}"
@@ -139,6 +155,8 @@ class Device:
         self._moves = 0
         self._calls = 0
         self._dialled: dict[str, float] = {}
+        self._twin_of = twin_of
+        self._avoids = avoids
         link = net.link(
             self.name,
             scenarios.draw_link(scenario.link, rng.child("up")),
@@ -153,10 +171,13 @@ class Device:
         self._channel: Channel | None = None
         self._reader: asyncio.Task[None] | None = None
         self.device_id = ""
+        self.replaced = False
 
     # -- network -----------------------------------------------------------------------------------------------------
 
     def _inner_ip(self) -> str:
+        if self.number > 255:
+            return f"{11 + self._moves}.{self.number // 65536}.{self.number // 256 % 256}.{self.number % 256}"
         return f"10.{self.number}.{self._moves // 250}.{self._moves % 250 + 1}"
 
     def _nat(self) -> Nat | None:
@@ -179,6 +200,10 @@ class Device:
         """See `simfaults.Machine`; nobody asks here."""
 
     async def _open_tcp(self, address: Address) -> TcpStream:
+        if any(gateway.address == address for gateway in self._platform.gateways):
+            if address == self._avoids:
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+            self._history.fleet.dials.append((self.name, self._loop.time()))
         sock = await self.host.connect(address)
         self._dialled[str(address)] = self._loop.time()
         return SimTcpStream(cast("Any", sock), self._loop)
@@ -188,7 +213,7 @@ class Device:
     async def start(self) -> None:
         """Make the client, open the channel."""
         rng = self._rng.child("client")
-        token = self._mint() if rng.chance(0.5) else None
+        token = self._mint() if rng.chance(0.5) or self._twin_of is not None else None
         outside = Outside(
             clock=self.clock,
             rng=rng,
@@ -207,9 +232,14 @@ class Device:
         self._client = httpx2.AsyncClient(transport=self._transport, timeout=None)
         if runtime.longline is None:
             raise errors.LocalProtocolError("the simulated client has a bundle, and so a long line")
-        self._channel = _Watched(runtime, runtime.longline, self._ended)
+        self._channel = _Watched(runtime, runtime.longline, self._welcomed, self._ended)
         await self._channel.__aenter__()
         self._reader = asyncio.create_task(self._read_pushes(self._channel), name=f"{self.name} pushes")
+
+    def _welcomed(self, peer: str) -> float:
+        now = self._loop.time()
+        self._history.fleet.welcomes.append((self.name, now))
+        return self._dialled.get(peer, now)
 
     def _ended(self, addresses: tuple[str, ...], opened_s: float | None) -> None:
         now = self._loop.time()
@@ -218,9 +248,9 @@ class Device:
 
     def _mint(self) -> Secret:
         now = int(self._platform.server_clock.wall())
-        self.device_id = self.name
+        self.device_id = self.name if self._twin_of is None else self._twin_of.device_id
         key = self._platform.token_key
-        claims = tokens.DeviceToken(app=APP, device=self.name, iat=now, exp=now + int(limits.TOKEN_LIFE_S))
+        claims = tokens.DeviceToken(app=APP, device=self.device_id, iat=now, exp=now + int(limits.TOKEN_LIFE_S))
         return Secret(tokens.mint(claims, key=key.key, kid=key.kid))
 
     async def stop(self) -> None:
@@ -248,6 +278,11 @@ class Device:
                 if entry is not None and entry.acked_s is None:
                     entry.acked_s = self._loop.time()
         except errors.RefusedError as error:
+            now = self._loop.time()
+            self.replaced = error.code == Code.REPLACED
+            self._history.fleet.goodbyes.append(Goodbye(self.name, now, error.code, error.reason))
+            if self.replaced and self._history.fleet.newer_copy(self.name, now):
+                return
             self._history.given_up.append(f"{self.name} at {self._loop.time():.3f} s: {error}")
 
     async def _think(self, rng: SimRng) -> None:
@@ -263,7 +298,8 @@ class Device:
         if entry is None:
             self._history.strange_pushes.append(push.id)
             return
-        entry.shown += 1
+        entry.seen_by[self.name] = entry.seen_by.get(self.name, 0) + 1
+        entry.shown = max(entry.seen_by.values())
         entry.intact = entry.intact and (push.topic, push.body) == push_content(entry)
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -338,6 +374,7 @@ class Device:
         """Note sizes that have bounds; give the device's id where it is known."""
         if self._channel is not None and self._channel.session is not None:
             self.device_id = self._channel.session.device
+            self._history.fleet.names[self.device_id] = self.name
         self._history.saw(f"{self.name} TCP connections", self.host.connections, limits.POOL_CONNECTIONS_MAX)
         return self.device_id
 
@@ -350,4 +387,4 @@ async def _pieces(body: bytes) -> Any:
 
 def push_content(entry: PushEntry) -> tuple[str, bytes]:
     """Give topic and body of a push, made from its id."""
-    return f"topic-{len(entry.id) % 3}", f"{entry.id} for {entry.device}".encode()
+    return f"topic-{len(entry.id) % 3}", f"{entry.id} for {entry.device}".encode().ljust(entry.size, b".")

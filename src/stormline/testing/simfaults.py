@@ -3,13 +3,31 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from stormline.netmodel.params import BlackoutMode
+from stormline.testing.history import History
 from stormline.testing.scenario import Fault, draw, draw_link
 from stormline.testing.simloop import SimClock, SimRng, VirtualLoop
 from stormline.testing.simnet import Host
 from stormline.testing.simplatform import Gateway, Platform
+
+_READS_EVERY_S: Final = 1.0
+"""How often a program that reads slowly takes something."""
+
+
+class Twin(Protocol):
+    """Begins another copy of a device."""
+
+    async def __call__(self, name: str, *, elsewhere: bool, dark_s: float) -> str:
+        """Begin it and give its name, empty where there is no session to take over.
+
+        Args:
+            name: the device whose copy it is.
+            elsewhere: it comes to another gateway than the newest copy before it.
+            dark_s: for how long the link of that copy is dark from now on.
+        """
+        ...
 
 
 class Machine(Protocol):
@@ -169,6 +187,8 @@ class Faults(LinkFaults):
 
     Args: as `LinkFaults`, and
         platform: whom else it hits.
+        history: takes down which devices were slow.
+        twin: begins another copy of a device.
     """
 
     def __init__(
@@ -179,9 +199,13 @@ class Faults(LinkFaults):
         devices: Sequence[Machine],
         platform: Platform,
         rng: SimRng,
+        history: History,
+        twin: Twin,
     ) -> None:
         super().__init__(faults, loop=loop, devices=devices, rng=rng)
         self._platform = platform
+        self._history = history
+        self._twin_of = twin
 
     def _server_clocks(self) -> list[SimClock]:
         return [self._platform.server_clock, *(gateway.clock for gateway in self._platform.gateways)]
@@ -212,6 +236,36 @@ class Faults(LinkFaults):
         async with asyncio.TaskGroup() as group:
             for gateway in self._gateways(fault, rng):
                 group.create_task(one(gateway))
+
+    async def _roll(self, fault: Fault, rng: SimRng) -> None:
+        """Drain the gateways one after the other, as an update does; each is down for a while."""
+        for gateway in self._platform.gateways:
+            async with self._alone(gateway.name):
+                await self._down(gateway, gateway.drain(), draw(fault.lasts_s, rng))
+            await self._pause(draw(fault.seconds, rng))
+
+    async def _slow_reader(self, fault: Fault, rng: SimRng) -> None:
+        bytes_per_s, lasts_s = draw(fault.bytes_per_s, rng), draw(fault.lasts_s, rng)
+        [device] = self._hit(fault, rng)[:1]
+        async with self._alone(f"reading {device.name}"):
+            begun_s = self._loop.time()
+            while not self._ended.is_set() and self._loop.time() < begun_s + lasts_s:
+                device.host.let_read(int(bytes_per_s * _READS_EVERY_S))
+                await self._pause(_READS_EVERY_S)
+            device.host.let_read(None)
+            self._history.fleet.slow.append((device.name, begun_s, self._loop.time()))
+
+    async def _twin(self, fault: Fault, rng: SimRng) -> None:
+        [device] = self._hit(fault, rng)[:1]
+        async with self._alone(f"copies of {device.name}"):
+            dark_s = draw(fault.lasts_s, rng)
+            newest = await self._twin_of(
+                device.name, elsewhere=rng.chance(fault.elsewhere_pct / 100),
+                dark_s=dark_s if rng.chance(fault.half_open_pct / 100) else 0.0,
+            )  # fmt: skip
+            if newest:
+                self._loop.trace("a copy of", device.name, "is", newest)
+            await self._pause(dark_s)
 
     async def _dispatch_down(self, fault: Fault, rng: SimRng) -> None:
         async with self._alone("dispatch"):
@@ -251,6 +305,9 @@ Faults.kinds = {
     "gateway-crash": Faults._gateway,
     "gateway-power-cut": Faults._gateway,
     "gateway-drain": Faults._gateway,
+    "gateway-roll": Faults._roll,
+    "slow-reader": Faults._slow_reader,
+    "twin": Faults._twin,
     "dispatch-down": Faults._dispatch_down,
     "engine-cut": Faults._engine_cut,
     "origin-slow": Faults._origin_slow,

@@ -221,6 +221,7 @@ class SimSocket:
         self._closed = False
         self._on_readable: Callable[[], object] | None = None
         self._reader_due = False
+        self._may_read: int | None = None
         self._on_writable: Callable[[], object] | None = None
         self.on_over: Callable[[], object] | None = None
         end.user = self
@@ -238,7 +239,7 @@ class SimSocket:
     @property
     def readable(self) -> bool:
         """True where `recv` would not block."""
-        return self._closed or self._end.readable
+        return self._closed or self._has_more()
 
     def fileno(self) -> "SimSocket":
         """What the loop knows it by: itself, as the loop takes no real descriptor."""
@@ -265,10 +266,22 @@ class SimSocket:
         """Give what came; raises BlockingIOError for nothing yet."""
         if self._sites.fires("close-early"):
             self._end.reset()
-        data = self._end.read(self._sites.size("receive-short", size_max))
+        if self._may_read is not None:
+            size_max = min(size_max, self._may_read)
+        data = self._end.read(self._sites.size("receive-short", size_max)) if size_max else None
         if data is None:
             raise BlockingIOError(errno.EAGAIN, "nothing yet")
+        if self._may_read is not None:
+            self._may_read -= len(data)
         return data
+
+    def let_read(self, size: int | None) -> None:
+        """Let its owner take so many bytes from now on, as a slow program takes few; None for all there are."""
+        self._may_read = size
+        self._plan_reader()
+
+    def _has_more(self) -> bool:
+        return self._end.readable and self._may_read != 0
 
     def close(self) -> None:
         """Close; what was taken is still sent."""
@@ -302,13 +315,13 @@ class SimSocket:
             self._loop.call_soon(self._call_writer)
 
     def _plan_reader(self) -> None:
-        if self._on_readable is not None and self._end.readable and not self._reader_due:
+        if self._on_readable is not None and self._has_more() and not self._reader_due:
             self._reader_due = True
             self._loop.call_soon(self._call_reader)
 
     def _call_reader(self) -> None:
         self._reader_due = False
-        if self._on_readable is not None and self._end.readable:
+        if self._on_readable is not None and self._has_more():
             self._on_readable()
             self._plan_reader()  # as with `poll`: again in every turn until nothing is left, or nobody watches
 
@@ -335,6 +348,7 @@ class Host:
         link: its access link, None in the core.
         nat: the translation its packets pass, None for none.
         dark: it neither sends nor takes packets, as after a power cut.
+        may_read: bytes that programs here may take of each new connection; None for all.
     """
 
     def __init__(self, net: "SimNet", name: str, *, link: Link | None, nat: Nat | None) -> None:
@@ -344,6 +358,7 @@ class Host:
         self.link = link
         self.nat = nat
         self.dark = False
+        self.may_read: int | None = None
         self._listeners: dict[int, Accept] = {}
         self._ends: dict[tuple[Address, Address], TcpEnd] = {}
         self._next_port = _EPHEMERAL_FIRST
@@ -363,6 +378,13 @@ class Host:
         for end in list(self._ends.values()):
             if port is None or end.local.port == port:
                 end.abort()
+
+    def let_read(self, size: int | None) -> None:
+        """Let programs here take so many bytes of each connection, see `SimSocket.let_read`; new ones likewise."""
+        self.may_read = size
+        for end in list(self._ends.values()):
+            if isinstance(end.user, SimSocket):
+                end.user.let_read(size)
 
     def forget_connections(self) -> None:
         """Lose all connections without a word, as a machine that lost its power: later packets are met by RST."""
@@ -392,6 +414,7 @@ class Host:
         end = TcpEnd(local, address, send=self._send, forget=self._forget)
         self._ends[(local, address)] = end
         sock = SimSocket(end, loop, sites)
+        sock.let_read(self.may_read)
         waiter = loop.create_future()
         sock.watch_writing(functools.partial(_wake, waiter))
         try:

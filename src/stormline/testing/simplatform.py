@@ -17,6 +17,7 @@ from stormline.dispatch.rules import RuleSet
 from stormline.dispatch.service import DispatchService
 from stormline.engine.memory import MemoryBroker, MemoryEngine, MemoryKeyValue
 from stormline.engine.port import Message, Reply
+from stormline.gateway.carrier import Carrier as Connection
 from stormline.gateway.node import GatewayNode, NodeConfig
 from stormline.net.stream import TcpStream
 from stormline.net.tcpinfo import TcpInfo
@@ -236,11 +237,21 @@ class Gateway:
         self._engine = FaultyEngine(self._world.broker, self._rng.child("engine"), self._world.sites)
         return self._engine
 
+    def holds(self, device_id: str) -> bool:
+        """Say whether a device has its session here."""
+        sessions = self.node.sessions() if self.node is not None else ()
+        return any(session.identity.device == device_id for session in sessions)
+
+    def connections(self) -> list[Connection]:
+        """Give its connections."""
+        return [each for each in self.node._hub.connections if isinstance(each, Connection)] if self.node else []
+
     async def crash(self, *, power: bool) -> None:
         """Lose the process: its kernel resets what was open. With `power` the machine falls silent instead."""
         node, self.node = self.node, None
         if node is None:
             return
+        self._lost(node)
         self.host.unlisten(self.address.port)
         if self._engine is not None:
             await self._engine.die()
@@ -251,11 +262,18 @@ class Gateway:
             self.host.kill_connections()
         await node.end()
 
+    def _lost(self, node: GatewayNode) -> None:
+        if self._world.over:
+            return
+        hit = frozenset(session.identity.device for session in node.sessions())
+        self._world.history.fleet.outages.append((self.name, self._world.loop.time(), hit))
+
     async def drain(self) -> None:
         """Stop in good order, as on SIGTERM."""
         node, self.node = self.node, None
         if node is None:
             return
+        self._lost(node)
         self.host.unlisten(self.address.port)
         await node.leave()
         await node.end()
@@ -284,7 +302,15 @@ class Platform:
     """
 
     def __init__(
-        self, loop: VirtualLoop, net: SimNet, rng: SimRng, sites: Sites, history: History, *, gateways: int
+        self,
+        loop: VirtualLoop,
+        net: SimNet,
+        rng: SimRng,
+        sites: Sites,
+        history: History,
+        *,
+        gateways: int,
+        even: bool = False,
     ) -> None:
         self.loop = loop
         self.net = net
@@ -295,6 +321,9 @@ class Platform:
         self._plan_key = SigningKey(Ed25519PrivateKey.from_private_bytes(rng.token_bytes(32)), "plan-1")
         self.server_clock = SimClock(loop)
         self.ledger = Ledger(history)
+        self._even = even
+        self.over = False
+        self.history = history
         self.gateways = [Gateway(self, number) for number in range(1, gateways + 1)]
         self.origin = Origin(net.host("origin", ORIGIN.host), self.ledger, rng.child("origin"), sites)
         self._service = FaultyEngine(self.broker, rng.child("service"), sites)
@@ -312,9 +341,10 @@ class Platform:
         )
 
     def _make_dispatch(self) -> HttpServer:
-        long = ranked(
+        ends = tuple(
             Endpoint(host=each.address.host, port=each.address.port, server_name=GATEWAY_NAME) for each in self.gateways
         )
+        long = ends if self._even else ranked(ends)
         direct = Endpoint(host=ORIGIN.host, port=ORIGIN.port, carrier=Carrier.H1, server_name=SHOP)
         config = DispatchConfig(
             host="127.0.0.1",
@@ -349,6 +379,7 @@ class Platform:
 
     async def stop(self) -> None:
         """Stop every server in good order."""
+        self.over = True
         for gateway in self.gateways:
             await gateway.drain()
         await self.origin.kill()

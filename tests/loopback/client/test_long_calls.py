@@ -572,6 +572,47 @@ class TestLeaving:
                     pass
         assert len(here.gateway.ends) == 1
 
+    async def test_call_that_may_have_been_processed_says_so_where_its_repetition_meets_a_newer_copy(self, world):
+        async def dies(end):
+            await end.welcome()
+            await end.next(e.CallReceived)
+            end.abort()
+
+        async def replaced(end):
+            end.close(Code.REPLACED, "a newer login")
+
+        here = await world(dies, replaced)
+        async with here.client(disabled=frozenset({"direct"})) as client, client.channel() as channel:
+            await channel.wait_connected()
+            with pytest.raises(stormline.errors.TransportError) as caught:
+                await channel.call("orders.create", idempotency_key="k-1")
+            assert caught.value.maybe_delivered
+            with pytest.raises(stormline.errors.RefusedError):
+                await channel.call("orders.create")
+
+    async def test_channel_closed_while_a_push_is_in_hand_gives_no_more_and_ends(self, world):
+        async def pushing(end):
+            await end.welcome()
+            end.machine.send_push("p1", b"x")
+            end.flush()
+            await end.next(e.Closed)
+
+        here = await world(pushing)
+        in_hand, go_on = asyncio.Event(), asyncio.Event()
+
+        async def read(channel):
+            async for _ in channel.pushes():
+                in_hand.set()
+                await go_on.wait()
+
+        async with here.client(disabled=frozenset({"direct"})) as client:
+            async with client.channel() as channel:
+                reading = asyncio.create_task(read(channel))
+                await in_hand.wait()
+            go_on.set()
+            async with asyncio.timeout(20):
+                await reading
+
 
 class TestCancellation:
     """A request can be given up at any moment; nothing of it stays, here or there."""

@@ -239,6 +239,41 @@ class TestWebSocket:
             await wire.next(e.Closed)
             assert ws.close_rcvd.code == (1003 if spoil == "text" else 1009)
 
+    async def test_request_with_bytes_behind_it_ends_without_a_fault_of_ours(self, gateway, authority, caplog):
+        await gateway.start()
+        for asked in (request(path="/"), request(Upgrade="h2c"), request()):
+            raw = await start_tls(await open_tcp(gateway.address), trust(authority, "http/1.1"), NAME)
+            await raw.send_all(asked + b"abc")
+            async with asyncio.timeout(20):
+                while await raw.receive():
+                    pass
+            raw.close()
+        assert not [record for record in caplog.records if record.exc_info or "Fatal" in record.message]
+
+    async def test_nothing_behind_a_text_message_reaches_the_session(self, gateway, reach, mint, caplog):
+        caplog.set_level("INFO", "stormline.gateway")
+        await gateway.start()
+        wire = await reach(gateway.address, "wss")
+        ws = wire.stream._ws
+        wire.machine.send_hello(m.Hello(versions=(1,), app="demo", token=mint("d1"), client="test"))
+        ws.send_text(b"hello")
+        ws.send_binary(wire.machine.data_to_send())
+        await wire.stream._raw.send_all(b"".join(ws.data_to_send()))
+        assert isinstance(await wire.next(e.Welcomed), e.Closed)
+        assert ws.close_rcvd.code == 1003
+        assert "opened" not in caplog.text
+
+    @pytest.mark.parametrize("frame", [b"\x00\x80\0\0\0\0", b"\x89\x80\0\0\0\0"], ids=["continuations", "pings"])
+    async def test_flood_of_frames_that_carry_nothing_ends_it(self, gateway, reach, mint, frame):
+        await gateway.start()
+        wire = await reach(gateway.address, "wss")
+        await wire.hello(mint("d1"))
+        with contextlib.suppress(OSError):  # a million of them: it is reset under way
+            await wire.stream._raw.send_all(b"\x02\x80\0\0\0\0" + frame * 1_000_000)
+        await wire.next(e.Closed)
+        wire = await reach(gateway.address, "wss")
+        await wire.hello(mint("d2"))
+
     async def test_ping_is_answered_while_a_call_is_under_way(self, gateway, echoes, reach, mint):
         await echoes()
         wire = await reach(gateway.address, "wss")
