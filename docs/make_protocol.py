@@ -18,9 +18,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from stormline.core import limits
+from stormline.core import limits, limits_carriers
 from stormline.wire import messages as m
-from stormline.wire import states
+from stormline.wire import short, states
 from stormline.wire.states import Role, State
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +55,15 @@ LIMITS = (
     ("SESSION_IDLE_S", "seconds of silence after which a server gives a client up at the earliest"),
     ("WIRE_SECONDS_MAX", "seconds of any span in a WELCOME; a longer one, a negative one or NaN is refused"),
     ("CLOCK_SKEW_S", "seconds by which a token may come from the future"),
+)
+SHORT_LIMITS = (
+    ("SHORT_UP_BYTES", "`data` of a question"),
+    ("SHORT_DOWN_BYTES", "`data` of an answer"),
+    ("SHORT_NAME_CHARS_MAX", "characters of `channel`"),
+    ("SHORT_WAIT_MAX_S", "seconds an answer is held at most, whatever `wait_ms` says"),
+    ("SHORT_GONE_S", "seconds without an exchange after which a channel is gone"),
+    ("SHORT_LINGER_S", "seconds for which the last bytes of one that has ended can be asked for"),
+    ("SHORT_REQUEST_S", "seconds from the first byte of a request to its last"),
 )
 
 
@@ -122,6 +131,20 @@ def _messages() -> str:
     return _table(("tag", "message", "sent by"), overview) + "\n\n" + "\n".join(parts).rstrip()
 
 
+def _short() -> str:
+    parts = []
+    for title, kind in (("The question", short.Ask), ("The answer", short.Tell)):
+        said, hints = meanings(kind), get_type_hints(kind)
+        rows = [
+            (str(position), f"`{field.name}`", _type(hints[field.name]), _default(field.default), said[field.name])
+            for position, field in enumerate(msgspec.structs.fields(kind))
+        ]
+        parts.append(f"{title}:\n\n" + _table(("position", "field", "type", "default", "meaning"), rows))
+    bounds = [(f"{getattr(limits_carriers, name):,.15g}", what, f"`{name}`") for name, what in SHORT_LIMITS]
+    parts.append(_table(("bound", "of what", "name in [limits](limits.md)"), bounds))
+    return "\n\n".join(parts)
+
+
 def _states() -> str:
     arrows: dict[tuple[State, State], list[str]] = {}
     rows = []
@@ -180,7 +203,7 @@ def _example() -> str:
     return "```text\n" + "\n\n".join(blocks) + "\n```"
 
 
-PARTS = {"messages": _messages, "states": _states, "limits": _limits, "example": _example}
+PARTS = {"short": _short, "messages": _messages, "states": _states, "limits": _limits, "example": _example}
 
 
 def fill(page: str) -> str:

@@ -19,7 +19,20 @@ from stormline.outbound.messages import HttpRequest
 from stormline.policy import snapshot
 from stormline.telemetry import feedback, netlog, report
 from stormline.telemetry.timeline import AttemptRecord, CallRecord
-from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan, proxyprotocol, tokens
+from stormline.wire import (
+    bhttp,
+    bundle,
+    dns,
+    dns_server,
+    frames,
+    httpsig,
+    jws,
+    ohttp,
+    plan,
+    proxyprotocol,
+    short,
+    tokens,
+)
 from stormline.wire import messages as m
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -419,6 +432,31 @@ def probe_answers() -> list[bytes]:
         b"HTTP/1.1 200 OK\r\n\r\nsuccess\n",
         b'{"captive": true, "user-portal-url": "https://portal.test/"}',
         question[2:3] + b"\x81\x83" + question[4:],
+    ]
+
+
+def short_exchanges() -> list[bytes]:
+    """Bodies of exchanges of short HTTP, both ways."""
+    frame = frames.encode(_HELLO)
+    return [
+        short.encode(short.Ask("")),
+        short.encode(short.Ask("n1.0123456789abcdef0123456789abcdef", 7, 0, frame, 25_000, 4096)),
+        short.encode(short.Tell("n1.0123456789abcdef0123456789abcdef", len(frame), 3, frame, ended=True)),
+    ]
+
+
+def short_requests() -> list[bytes]:
+    """Requests of short HTTP: of both versions, in chunks, with a query, and with another behind."""
+    body = short_exchanges()[1]
+    sized = b"Host: g.example\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    start = b"POST /stormline/short HTTP/1.1\r\n"
+    return [
+        start + sized,
+        b"POST /stormline/short?a=b HTTP/1.0\r\nConnection: keep-alive\r\n" + sized,
+        start + b"Transfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\nT: v\r\n\r\n",
+        start + sized + start + sized,
+        start + b"Origin: https://a.example\r\n" + sized,
+        b"GET /stormline/short HTTP/1.1\r\nHost: g.example\r\n\r\n",
     ]
 
 

@@ -80,7 +80,9 @@ async def _arrive(data: bytes, piece_bytes: int, *, front: bool, plain: bool) ->
     if arrival.entered is not None:
         first, rest = arrival.entered
         verdict = f"{first:#04x}"
-        assert verdict == "0x16" or ((plain or front) and verdict in ("0x00", "0x47")), "taken, and not to be taken"
+        assert verdict == "0x16" or ((plain or front) and verdict in ("0x00", "0x47", "0x50")), (
+            "taken, and not to be taken"
+        )
     arrival._task = None
     takes.close()
     return verdict, rest, arrival._told

@@ -24,6 +24,7 @@ from stormline.core import (
     limits_platform,
 )
 from stormline.core.values import parse_address
+from stormline.gateway import short_http
 from stormline.net import probes, recorded, rtnetlink
 from stormline.outbound import http2_codec, proxy_rules
 from stormline.policy import network, snapshot, strategy
@@ -31,7 +32,7 @@ from stormline.policy.addresses import AddressBook, Candidate
 from stormline.policy.shape import Network, RequestShape
 from stormline.policy.timeouts import TimeoutPolicy
 from stormline.telemetry import feedback, netlog, report
-from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan, proxyprotocol
+from stormline.wire import bhttp, bundle, dns, dns_server, frames, httpsig, jws, ohttp, plan, proxyprotocol, short
 from stormline.wire import events as e
 from stormline.wire import messages as m
 from stormline.wire.connection import Connection
@@ -497,6 +498,41 @@ def fuzz_feedback(data: bytes) -> None:
     assert feedback.decode(feedback.encode(said)) == said, "it does not survive writing"
 
 
+def fuzz_short_exchange(data: bytes) -> None:
+    """Bodies of exchanges are read within their bounds or refused, survive writing, and never make a gap."""
+    for decode in (short.decode_ask, short.decode_tell):
+        try:
+            message = decode(data)
+        except errors.RemoteProtocolError:
+            continue
+        assert len(message.data) <= limits_carriers.SHORT_DOWN_BYTES
+        assert decode(short.encode(message)) == message, "it does not survive writing"
+        incoming, outgoing = short.Incoming(), short.Outgoing()
+        outgoing.put(b"0123456789")
+        with contextlib.suppress(errors.RemoteProtocolError):
+            outgoing.confirm(message.received)
+        with contextlib.suppress(errors.RemoteProtocolError):
+            assert incoming.take(message.begin, message.data) == message.data[-message.begin :]
+        assert outgoing.end == 10, "bytes come or go by what the other side says"
+        assert incoming.received <= len(message.data)
+
+
+def _request(data: bytes, piece_bytes: int) -> tuple[object, ...]:
+    reader = short_http.RequestReader()
+    for at in range(0, len(data), piece_bytes):
+        reader.feed(data[at : at + piece_bytes])
+    assert len(reader.body) <= limits_carriers.SHORT_BODY_BYTES_MAX + len(data)
+    if not reader.done:
+        return (reader.fault,)
+    return reader.method, reader.path, reader.version, tuple(reader.headers), bytes(reader.body), reader.excess
+
+
+def fuzz_short_request(data: bytes) -> None:
+    """A request of HTTP is read or refused, the same however the bytes are cut."""
+    whole = _request(data, max(1, len(data)))
+    assert _request(data, 1) == whole, "another cut, another request"
+
+
 TARGETS = {
     "frames": Target(run=fuzz_frames, seeds=corpus.frames_of_all),
     "connection_server": Target(run=fuzz_connection_server, seeds=corpus.from_client),
@@ -525,4 +561,6 @@ TARGETS = {
     "websocket": Target(run=gateway.fuzz_websocket, seeds=corpus.websockets),
     "tokens": Target(run=gateway.fuzz_tokens, seeds=corpus.device_tokens),
     "resumption": Target(run=gateway.fuzz_resumption, seeds=corpus.sessions),
+    "short_exchange": Target(run=fuzz_short_exchange, seeds=corpus.short_exchanges),
+    "short_request": Target(run=fuzz_short_request, seeds=corpus.short_requests),
 }

@@ -97,7 +97,7 @@ def test_health_shows_what_the_probes_found_and_drains(platform: RunningPlatform
     gateway = str(platform.addresses["gateway"])
 
     def target() -> dict[str, Any]:
-        [found, _] = [each for each in _run(platform, "health")["targets"] if each["address"] == gateway]
+        [found, *_] = [each for each in _run(platform, "health")["targets"] if each["address"] == gateway]
         return dict(found)
 
     clock = SystemClock()

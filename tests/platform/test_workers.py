@@ -212,6 +212,28 @@ async def test_devices_are_spread_over_the_workers_and_reached_wherever_they_are
     assert {part["health"] for part in parts} == {"ok"}
 
 
+async def test_short_http_of_a_device_may_come_to_any_worker(two: RunningPlatform, tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    await asyncio.to_thread(two.command, "dispatch", "show", "--out", str(file))
+    rules = json.loads(file.read_text())
+    rules["disabled"] = ["sl-tls", "sl-wss"]
+    file.write_text(json.dumps(rules))
+    answer = await asyncio.to_thread(two.command, "dispatch", "set", str(file))
+    assert answer.returncode == 0, answer.stderr
+    business = Business(two)
+    async with _devices(two) as devices:
+        links = [device.channel._longline.link for device in devices]
+        assert {link.carrier for link in links if link is not None} == {"sl-short"}
+        for number in range(3):
+            results = await asyncio.gather(*(business.push(device, f"{device.name}-{number}") for device in devices))
+            assert {result["state"] for result in results} == {"acked"}
+            calls = [device.channel.call("orders.create", {"item": 7}) for device in devices for _ in range(3)]
+            assert len(await asyncio.gather(*calls)) == 3 * DEVICES
+        assert {result["node"] for result in results} == {"n1", "n2"}
+        assert all(sum(device.taken.values()) == 3 for device in devices)
+    await business.close()
+
+
 async def test_rolling_restart_in_traffic_loses_no_call_and_no_push(state: Path) -> None:
     """Two nodes on one port, one after the other; what takes 1.5 s of its 4 s of drain is under way at each moment."""
     with running_platform(

@@ -10,33 +10,45 @@ from stormline.core import limits_carriers
 from stormline.policy.carriers import RANK, CarrierPolicy
 from stormline.policy.snapshot import CarrierRecord, NetworkRecord, bound, merge
 
-TLS, WSS = RANK
+TLS, WSS, SHORT = RANK
 NETWORKS = st.sampled_from(("home", "office"))
 CARRIERS = st.sampled_from(RANK)
 
 
 def test_unknown_network_begins_with_the_best_and_skips_what_nobody_knows():
-    assert CarrierPolicy().order("home", ("sl-wss", "sl-quic", "sl-tls", "h1")) == RANK
+    assert CarrierPolicy().order("home", ("sl-wss", "sl-quic", "sl-short", "sl-tls", "h1")) == RANK
 
 
 def test_one_failure_is_chance_and_two_are_not_once_another_stands():
     policy = CarrierPolicy()
     policy.failed("home", TLS)
     policy.stands("home", WSS, 0.0)
-    assert policy.order("home", RANK) == (TLS, WSS)
+    assert policy.order("home", RANK) == (TLS, WSS, SHORT)
     policy.failed("home", TLS)
     policy.stands("home", WSS, 1.0)
-    assert policy.order("home", RANK) == (WSS, TLS)
-    assert policy.order("office", RANK) == (TLS, WSS)
+    assert policy.order("home", RANK) == (WSS, SHORT, TLS)
+    assert policy.order("office", RANK) == (TLS, WSS, SHORT)
 
 
 def test_where_nothing_passes_all_have_their_turns():
     policy, firsts = CarrierPolicy(), []
-    for _ in range(12):
+    for _ in range(18):
         firsts.append(policy.order("home", RANK)[0])
         policy.failed("home", firsts[-1])
-    assert firsts == [TLS, TLS, WSS, WSS] * 3
+    assert firsts == [TLS, TLS, WSS, WSS, SHORT, SHORT] * 3
     assert policy.next_timer("home", WSS) is None  # nothing stands: nothing was learned
+
+
+def test_carrier_that_stalled_is_tried_again_after_the_first_pause_and_goes_behind_where_it_stalls_once_more():
+    policy = CarrierPolicy()
+    policy.stands("home", TLS, 0.0)
+    policy.stalled("home", TLS)
+    policy.stands("home", SHORT, 10.0)
+    assert policy.next_timer("home", SHORT) == 10.0 + limits_carriers.CARRIER_CLIMB_FIRST_S
+    assert policy.order("home", RANK) == (TLS, WSS, SHORT)
+    policy.stalled("home", TLS)
+    policy.stands("home", SHORT, 20.0)
+    assert policy.order("home", RANK) == (WSS, SHORT, TLS)
 
 
 @given(fails=st.integers(0, 20))
@@ -53,9 +65,9 @@ def test_pauses_between_trials_double_up_to_the_longest_and_a_good_one_ends_them
         now = due
         policy.tried("home", TLS, now, good=False)
         pause = min(2 * pause, limits_carriers.CARRIER_CLIMB_MAX_S)
-        assert policy.order("home", RANK) == (WSS, TLS)
+        assert policy.order("home", RANK) == (WSS, SHORT, TLS)
     policy.tried("home", TLS, now, good=True)
-    assert policy.order("home", RANK) == (TLS, WSS)
+    assert policy.order("home", RANK) == (TLS, WSS, SHORT)
     policy.stands("home", TLS, now)
     assert policy.next_timer("home", TLS) is None
 
@@ -69,7 +81,7 @@ def test_pauses_between_trials_double_up_to_the_longest_and_a_good_one_ends_them
 def test_what_was_kept_comes_back_within_the_bounds_whatever_it_says(at, pause, wall_s, now):
     policy = CarrierPolicy()
     policy.restore("home", (CarrierRecord(TLS, at, pause), CarrierRecord("sl-pigeon", at, pause)), now, wall_s)
-    assert policy.order("home", RANK) == (WSS, TLS)
+    assert policy.order("home", RANK) == (WSS, SHORT, TLS)
     due = policy.next_timer("home", WSS)
     assert now <= due <= now + limits_carriers.CARRIER_CLIMB_MAX_S
 
@@ -111,11 +123,14 @@ class Story(RuleBasedStateMachine):
     @rule(network=NETWORKS, standing=CARRIERS, good=st.booleans(), wait=st.floats(0, 1e5))
     def look(self, network, standing, good, wait):
         self.now += wait
-        better = self.policy.climb(network, standing, self.now)
-        if better is not None:
+        tried: list[str] = []
+        while (better := self.policy.climb(network, standing, self.now)) is not None:
             assert RANK.index(better) < RANK.index(standing)
+            assert better not in tried  # each has its own pauses
             self.policy.tried(network, better, self.now, good=good)
-            assert self.policy.next_timer(network, standing) >= self.now + limits_carriers.CARRIER_CLIMB_FIRST_S
+            tried.append(better)
+        due = self.policy.next_timer(network, standing)
+        assert due is None or due > self.now
 
     @invariant()
     def nothing_is_left_out_and_trials_are_bounded(self):

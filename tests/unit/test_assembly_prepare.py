@@ -56,7 +56,7 @@ def test_prepare_demo_sends_its_host_through_the_gateway_to_the_shop(tmp_path: P
     settings = _prepare(tmp_path, demo=True).resolved.settings
     assert settings.api.upstreams == {"shop.demo": f"http://127.0.0.1:{settings.ports.shop}"}
     endpoints = _rules(tmp_path).hosts["shop.demo"].endpoints
-    assert [each.carrier for each in endpoints] == ["sl-tls", "sl-wss"]
+    assert [each.carrier for each in endpoints] == ["sl-tls", "sl-wss", "sl-short"]
     assert {(each.host, each.port) for each in endpoints} == {("127.0.0.1", settings.ports.gateway)}
     assert {each.server_name for each in endpoints} == {"gateway.stormline.test"}
     assert _rules(tmp_path).apps == {"demo": frozenset({"shop.demo", "apm.stormline.test"})}

@@ -15,6 +15,7 @@ NAMES = [
     "address", "proxy_settings", "httpsig", "http2", "bhttp", "ohttp", "decoding", "network_memory",
     "rtnetlink", "network_story", "probe_answer", "network_log", "feedback", "proxy_header",
     "first_bytes", "websocket", "tokens", "resumption",
+    "short_exchange", "short_request",
 ]  # fmt: skip
 
 

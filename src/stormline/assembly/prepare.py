@@ -217,7 +217,7 @@ def _rules(settings: Settings, running: Mapping[str, Role], relay: Endpoint | No
                 server_name=SERVER_NAMES["gateway"],
                 unit=settings.unit,
             )
-            for carrier in (Carrier.LONG_TLS, Carrier.LONG_WSS)
+            for carrier in (Carrier.LONG_TLS, Carrier.LONG_WSS, Carrier.SHORT)
         )
         names = [*settings.api.upstreams, *([SERVER_NAMES["apm"]] if "apm" in running else [])]
         hosts = {host: HostPlan(endpoints=places) for host in names}

@@ -19,12 +19,13 @@ class Beating:
     """Keeps the pace of the links of one `LongLine`.
 
     Attributes:
+        doubting: finds out that a link has fallen silent.
         cap_s: longest silence that the user's activity allows; a gateway may ask for less.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._time = loop.time
-        self._doubting = Doubting(loop)
+        self.doubting = Doubting(loop)
         self._steering: Steering | None = None
         self._own = Heartbeats()
         self.cap_s = limits.HEARTBEAT_S
@@ -58,6 +59,8 @@ class Beating:
         link.set_heartbeat(self.silence_s())
 
     def _survived(self, link: Link, silence_s: float) -> None:
+        if _is_short(link):
+            return
         heartbeats, network_id, now = self.heartbeats(), self.network(), self._time()
         if heartbeats.observe(network_id, silence_s, now, alive=True):
             planned_s = heartbeats.plan(network_id, now, self.cap_s)
@@ -67,7 +70,7 @@ class Beating:
 
     def called(self, link: Link) -> None:
         """A call was put on a link."""
-        self._doubting.called(link)
+        self.doubting.called(link)
 
     def welcomed(self, link: Link) -> None:
         """A session stands: what was lost just before it was lost on a network that lives."""
@@ -77,13 +80,18 @@ class Beating:
 
     def ended(self, link: Link, closed: e.Closed) -> None:
         """A link is over. One that its peer closed says nothing, nor does one that we closed for another reason."""
-        self._doubting.ended(link)
+        self.doubting.ended(link)
         if link.welcome is None:
             self.unreachable()
-        elif not closed.by_peer and (closed.lost or closed.code == Code.HEARTBEAT_TIMEOUT):
+        elif not _is_short(link) and not closed.by_peer and (closed.lost or closed.code == Code.HEARTBEAT_TIMEOUT):
             now = self._time()
             self.heartbeats().observe(self.network(), link.silence.lost_s(now), now, alive=False)
 
     def unreachable(self) -> None:
         """No gateway could be reached: it was the network that was dead."""
         self.heartbeats().dialled(self.network(), self._time(), worked=False)
+
+
+def _is_short(link: Link) -> bool:
+    """Say whether a link is never silent by itself: then it says nothing of what silence a network stands."""
+    return link.carrier == "sl-short"

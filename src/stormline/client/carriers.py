@@ -1,4 +1,4 @@
-"""Opening the long connection by whatever passes: TLS with its own ALPN, or a WebSocket over TLS.
+"""Opening the long connection by whatever passes: TLS with its own ALPN, a WebSocket over TLS, or short HTTP.
 
 The first carrier has a head start; the next is tried beside it where it is late, and in its place where it fails. What
 was learned of a network says which is first (`policy.carriers`).
@@ -14,7 +14,8 @@ from stormline.core import errors, limits_carriers
 from stormline.core.phase import Phase
 from stormline.core.values import Address
 from stormline.net.stream import Stream, reason_of
-from stormline.outbound.pool import Connector
+from stormline.outbound.pool import Connector, HttpPool
+from stormline.outbound.short import Place, open_short
 from stormline.policy.carriers import RANK
 from stormline.wire import messages
 
@@ -22,6 +23,7 @@ _log = logging.getLogger("stormline.client")
 
 TLS: Final = "sl-tls"
 WSS: Final = "sl-wss"
+SHORT: Final = "sl-short"
 OnStage = Callable[[str], None]
 
 
@@ -48,17 +50,26 @@ class Carriers:
         steering: says on which network the client is, and what was learned there.
         dialers: what connects, by carrier; each offers the carrier's ALPN.
         timeout_s: for one connection to one target.
+        pool: connections for short HTTP, of HTTP/1.1; None: it is not used.
     """
 
-    def __init__(self, steering: Steering, dialers: Mapping[str, Connector], timeout_s: float) -> None:
+    def __init__(
+        self, steering: Steering, dialers: Mapping[str, Connector], timeout_s: float, pool: HttpPool | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._steering = steering
         self._dialers = dialers
         self._timeout_s = timeout_s
+        self._pool = pool
         self._climbing: asyncio.TimerHandle | None = None
 
-    async def open(self, targets: Sequence[Target], on_stage: OnStage) -> Stream:
+    async def open(self, targets: Sequence[Target], on_stage: OnStage, home: str = "") -> Stream:
         """Give a stream on which a HELLO can be said.
+
+        Args:
+            targets: gateways.
+            on_stage: told how far it is.
+            home: the node that has the session which is to go on; short HTTP can go there by way of any other.
 
         Raises:
             RefusedError: nothing passes, and a gateway said that it takes nobody for a while.
@@ -68,7 +79,7 @@ class Carriers:
         by_carrier = {
             carrier: [each for each in targets if each.carrier == carrier]
             for carrier in self._steering.carriers.order(self._network, {each.carrier for each in targets})
-            if carrier in self._dialers
+            if carrier in self._dialers or (carrier == SHORT and self._pool is not None)
         }
         waiting = list(by_carrier)
         running: dict[asyncio.Task[Stream], str] = {}
@@ -78,7 +89,7 @@ class Carriers:
             while waiting or running:
                 if waiting:
                     carrier = waiting.pop(0)
-                    opening = self.open_by(by_carrier[carrier], on_stage)
+                    opening = self.open_by(by_carrier[carrier], on_stage, home)
                     running[asyncio.create_task(opening, name=f"stormline open {carrier}")] = carrier
                 done, _ = await asyncio.wait(
                     running,
@@ -108,8 +119,8 @@ class Carriers:
                 self.failed(late)
         return task.result()
 
-    async def open_by(self, targets: Sequence[Target], on_stage: OnStage) -> Stream:
-        """Give a stream by one carrier to the first target that can be reached.
+    async def open_by(self, targets: Sequence[Target], on_stage: OnStage, home: str = "") -> Stream:
+        """Give a stream by one carrier to the first target that can be reached; see `open`.
 
         Raises:
             RefusedError: none can, and one said that it takes nobody for a while.
@@ -119,7 +130,7 @@ class Carriers:
         refusal: errors.RefusedError | None = None
         for target in targets:
             try:
-                return await self._dial(target, on_stage)
+                return await self._dial(target, on_stage, home)
             except errors.TransportError as error:
                 failures.append(str(error))
             except errors.RefusedError as error:
@@ -128,7 +139,9 @@ class Carriers:
             raise refusal
         raise errors.ConnectError("; ".join(failures), phase=Phase.CONNECT, maybe_delivered=False)
 
-    async def _dial(self, target: Target, on_stage: OnStage) -> Stream:
+    async def _dial(self, target: Target, on_stage: OnStage, home: str) -> Stream:
+        if target.carrier == SHORT:
+            return await self._open_short(target, on_stage, home)
         ends_at = self._loop.time() + self._timeout_s
         stream = await self._dialers[target.carrier].dial(
             target.host,
@@ -148,6 +161,15 @@ class Carriers:
             )
         return stream
 
+    async def _open_short(self, target: Target, on_stage: OnStage, home: str) -> Stream:
+        if self._pool is None:
+            raise errors.ConnectError("no short HTTP here", phase=Phase.CONNECT, maybe_delivered=False)
+        place = Place(target.server_name, target.host, target.port, target.addresses, self._timeout_s)
+        try:
+            return await open_short(self._pool, place, home=home, on_stage=on_stage)
+        except OSError as error:
+            raise errors.ConnectError(reason_of(error), phase=Phase.CONNECT, maybe_delivered=False) from error
+
     # -- what became of it ---------------------------------------------------------------------------------------------
 
     @property
@@ -157,6 +179,10 @@ class Carriers:
     def failed(self, carrier: str) -> None:
         """Take note that no session came to stand by a carrier, and no gateway said why."""
         self._steering.carriers.failed(self._network, carrier)
+
+    def stalled(self, carrier: str) -> None:
+        """Take note that a session has left a carrier that had fallen silent for one that passes."""
+        self._steering.carriers.stalled(self._network, carrier)
 
     def stands(self, carrier: str, climb: Callable[[str], None]) -> None:
         """Take note that a session stands.

@@ -268,7 +268,7 @@ class _Run:
             check.end(CheckState.BAD, reason_in_words(error), reason=reason_of_tcp(error))
             return
         check.data["rtt_s"] = round(self._loop.time() - began, 4)
-        context = self._around.roles_context(("http/1.1",) if carrier == Carrier.LONG_WSS else (messages.ALPN,))
+        context = self._around.roles_context((messages.ALPN,) if carrier == Carrier.LONG_TLS else ("http/1.1",))
         try:
             async with asyncio.timeout(limits.DIAGNOSIS_TLS_S):
                 (await start_tls(raw, context, gateway.server_name or gateway.host)).close()

@@ -16,7 +16,6 @@ from stormline.core.codes import Code
 from stormline.core.errors import (
     CallError,
     ChannelLost,
-    ConnectError,
     DeadlineExceeded,
     LocalProtocolError,
     QueueFull,
@@ -122,8 +121,7 @@ class LinkCall:
     @property
     def carrier(self) -> str:
         """By what it goes, as in `wire.plan.Carrier`."""
-        carrier: str = getattr(self._link.stream, "carrier", "sl-tls")
-        return carrier
+        return self._link.carrier
 
     @property
     def accepted(self) -> bool:
@@ -366,6 +364,12 @@ class Link:
             call.offset = self.machine.call_offset(call.call_id)
 
     @property
+    def carrier(self) -> str:
+        """By what it goes, as in `wire.plan.Carrier`."""
+        carrier: str = getattr(self.stream, "carrier", "sl-tls")
+        return carrier
+
+    @property
     def detached(self) -> bool:
         """True where it waits for a connection."""
         return self.closed is None and self.machine.detached
@@ -518,9 +522,11 @@ class Link:
             self.machine.close(code, reason)
             if not self.machine.detached:
                 self.flush()
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(OSError, LocalProtocolError):  # a TimeoutError is one
                     async with asyncio.timeout(limits.CLOSE_FLUSH_S):
                         await self._drained.wait()
+                        if self.stream.has_unsent:
+                            await self.stream.send_all(b"")
             self._end(e.Closed(code, reason))
         if self._farewell is not None:
             await self._farewell
@@ -748,40 +754,6 @@ class Link:
         if refused:
             error.__cause__ = RefusedError(closed.code, closed.reason, closed.retry_after_s)
         return error
-
-
-async def greet(
-    stream: Stream, hello: messages.Hello, *, heartbeat_s: float
-) -> tuple[connection.Connection, messages.Welcome]:
-    """Say HELLO on a stream, and wait for the WELCOME; what the gateway sends behind it stays in the machine.
-
-    Cancelled or failed, the stream is for the caller to close.
-
-    Raises:
-        RefusedError: the gateway said CLOSE.
-        ConnectError: the connection was lost, or no WELCOME came in `limits.HELLO_TIMEOUT_S`.
-    """
-    loop = asyncio.get_running_loop()
-    machine = connection.Connection(Role.CLIENT, loop.time(), heartbeat_s=heartbeat_s)
-    machine.send_hello(hello)
-    try:
-        async with asyncio.timeout(limits.HELLO_TIMEOUT_S):
-            await stream.send_all(machine.data_to_send())
-            while (event := machine.next_event()) is None:
-                data = await stream.receive()
-                if data:
-                    machine.receive_data(data, loop.time())
-                else:
-                    machine.receive_eof(loop.time())
-    except (OSError, TimeoutError, RemoteProtocolError) as error:
-        raise ConnectError(
-            f"no greeting from {stream.peer}: {error}", phase=Phase.CONNECT, maybe_delivered=False
-        ) from error
-    if isinstance(event, e.Welcomed):
-        return machine, event.welcome
-    if isinstance(event, e.Closed) and event.by_peer and event.code != Code.OK:
-        raise RefusedError(event.code, event.reason, event.retry_after_s)
-    raise ConnectError(f"no greeting from {stream.peer}: {event}", phase=Phase.CONNECT, maybe_delivered=False)
 
 
 def _call_error(event: e.CallFailed) -> StormlineError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stormline.client.longline import LongLine
     from stormline.wire.events import ReplyReceived
 
-LONG_CARRIERS: Final = frozenset({"sl-tls", "sl-wss"})
+LONG_CARRIERS: Final = frozenset({"sl-tls", "sl-wss", "sl-short"})
 """`wire.plan.Carrier`, by value: that module is loaded with a platform only."""
 _NOT_FORWARDED: Final = frozenset(
     {b"connection", b"host", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"}

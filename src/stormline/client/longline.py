@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from stormline.client.beating import Beating
-from stormline.client.carriers import Carriers, Target, carrier_of
+from stormline.client.carriers import SHORT, Carriers, Target, carrier_of
 from stormline.client.config import Config
-from stormline.client.link import Link, LinkCall, greet
+from stormline.client.greeting import greet
+from stormline.client.link import Link, LinkCall
 from stormline.client.scheduling import Scheduling
 from stormline.client.trace import CallTrace
 from stormline.core import codes, errors, limits
@@ -72,12 +73,14 @@ class LongLine:
         self._leaving: dict[Link, None] = {}  # in order, so that runs repeat
         self._lesser: Link | None = None  # stands by, until the one by a better carrier is welcomed
         self._climbing: asyncio.Task[None] | None = None
+        self._beside: asyncio.Task[None] | None = None
         self._suspects: list[str] = []
         self._lost = asyncio.Event()
         self._renewed = False
         self._nudge = asyncio.Event()
         self._hurry = asyncio.Event()
         self.beating = Beating(self._loop)
+        self.beating.doubting.stalled = self._stalled
         self.woke: Callable[[], None] = lambda: None  # told when a timer of its own fires
         self.listener: LineListener | None = None
         self.last_refusal: errors.RefusedError | None = None
@@ -294,7 +297,7 @@ class LongLine:
             TransportError: none can be reached.
         """
         for left in range(len(targets), 0, -1):
-            stream = await self._open_stream(targets)
+            stream = await self._open_stream(targets, _home(leave or self._waiting))
             if leave is not None and leave.resumable and not leave.detached:
                 leave.detach()
             waiting = self._waiting
@@ -308,9 +311,9 @@ class LongLine:
                 targets = self._targets()  # where this one has gone behind the others
         raise errors.ConnectError("no gateway is named", phase=Phase.CONNECT, maybe_delivered=False)
 
-    async def _open_stream(self, targets: list[Target]) -> Stream:
+    async def _open_stream(self, targets: list[Target], home: str) -> Stream:
         try:
-            return await self._carriers.open(targets, self._stage)
+            return await self._carriers.open(targets, self._stage, home)
         except errors.RefusedError as refusal:  # by HTTP, in place of a WebSocket
             self._refused(refusal)
             raise
@@ -406,13 +409,38 @@ class LongLine:
         numbers = [Target(by, name, name, group[0].port, group) for _, (by, name), group in groups]
         return [*numbers, *dict.fromkeys(named)]
 
-    # -- by a better carrier -----------------------------------------------------------------------------------------
+    # -- from one carrier to another -------------------------------------------------------------------------------
+
+    def _take_along(self, link: Link, stream: Stream, token: str) -> bool:
+        """Begin to take the session of a link that stands, and its calls, to another stream; False where it cannot go.
+
+        Should it not come to stand there, it comes back by whatever passes.
+        """
+        if link is not self.link or not link.resumable or self._opening is not None:
+            return False
+        link.detach()
+        self._carriers.close()
+        opening = self._opening = asyncio.create_task(self._go_on(link, stream, token), name="stormline move link")
+        opening.add_done_callback(lambda task: stream.close() if task.cancelled() else None)
+        opening.add_done_callback(self._opened)
+        return True
+
+    async def _go_on(self, link: Link, stream: Stream, token: str) -> Link:
+        try:
+            return await self._resume(link, stream, token)
+        except (errors.RefusedError, errors.TransportError) as error:
+            _log.info("the session does not go on by %s: %s", carrier_of(stream), error)
+        try:
+            return await self._open()
+        except errors.TransportError:
+            self._lost.set()
+            raise
 
     def _climb(self, carrier: str) -> None:
         self._climbing = asyncio.create_task(self._try_better(carrier), name="stormline climb")
 
     async def _try_better(self, carrier: str) -> None:
-        """Open a link by a better carrier beside the one that stands, and go over to it where no call would notice."""
+        """Open a stream by a better carrier beside the one that stands, and go over where no call would notice."""
         targets = [each for each in self._targets() if each.carrier == carrier]
         try:
             stream = await self._carriers.open_by(targets, lambda stage: None)
@@ -434,9 +462,42 @@ class LongLine:
         standing = self.link
         if standing is None or standing.busy or self._opening is not None:
             stream.close()
+        elif self._take_along(standing, stream, token):
+            await asyncio.wait([self._begin_opening()])
+            if self.link is None or self.link.carrier != carrier_of(stream):
+                self._carriers.tried(carrier_of(stream), good=False)
+        else:
+            self._lesser = standing
+            self._start(stream, token)
+
+    def _stalled(self, link: Link) -> None:
+        """Calls wait on a link that has fallen silent: see whether short HTTP passes beside it."""
+        if self._beside is None and link is self.link and link.resumable and link.carrier != SHORT:
+            self._beside = asyncio.create_task(self._try_beside(link), name="stormline beside")
+            self._beside.add_done_callback(self._tried_beside)
+
+    def _tried_beside(self, task: asyncio.Task[None]) -> None:
+        self._beside = None
+
+    async def _try_beside(self, link: Link) -> None:
+        """Take the session to short HTTP where that answers first. The gateway knows by their numbers what it has."""
+        since = self._loop.time()
+        targets = [each for each in self._targets() if each.carrier == SHORT]
+        if not targets:
             return
-        self._lesser = standing
-        self._start(stream, token)
+        try:
+            token = await self._scheduling.token()
+            stream = await self._carriers.open_by(targets, lambda stage: None, _home(link))
+        except (errors.TransportError, errors.DispatchError) as error:
+            _log.info("nothing beside the silent connection to %s: %s", link.peer, error)
+            return
+        silent, carrier = link.stream.heard_at < since and link.busy, link.carrier
+        there = getattr(stream, "node", "") == _home(link)  # elsewhere its calls might end
+        if silent and there and self._take_along(link, stream, token):
+            _log.info("%s is silent: the session goes on over short HTTP", carrier)
+            self._carriers.stalled(carrier)
+        else:
+            stream.close()
 
     # -- kept open for pushes --------------------------------------------------------------------------------------
 
@@ -640,7 +701,7 @@ class LongLine:
         self.listener = None
         with contextlib.suppress(RuntimeError):  # a closed loop cannot cancel any more
             self._carriers.close()
-            for task in (self._keeping, self._opening, self._climbing):
+            for task in (self._keeping, self._opening, self._climbing, self._beside):
                 if task is not None:
                     task.cancel()
         for link in self._links():
@@ -650,13 +711,19 @@ class LongLine:
         """Say good-bye and end everything."""
         await self.unkeep()
         self._carriers.close()
-        for task in (self._opening, self._climbing):
+        for task in (self._beside, self._climbing, self._opening):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         links = self._links()
         self._link = None
         await asyncio.gather(*(link.close() for link in links))
+
+
+def _home(link: Link | None) -> str:
+    """Say at which node a link's session is, as its resume token says; empty where it is at none."""
+    welcome = link.welcome if link is not None else None
+    return welcome.resume.partition(".")[0] if welcome is not None else ""
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:

@@ -476,7 +476,7 @@ class Runtime:
             TLS: self._dialer(long_context, planned, roles=True),
             WSS: self._dialer(context, planned, roles=True),
         }
-        carriers = Carriers(steering, dialers, config.connect_timeout_s)
+        carriers = Carriers(steering, dialers, config.connect_timeout_s, self._roles_pool)
         self.longline = LongLine(config, app, self.scheduling, carriers, self.rng, CLIENT_NAME)
         self.longline.woke = self.counting.woke
         self.longline.beating.follow(steering)

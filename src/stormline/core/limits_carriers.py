@@ -1,4 +1,4 @@
-"""Bounds of what carries the long connection: listeners, WebSocket, PROXY protocol, keys of TLS tickets, choice.
+"""Bounds of what carries the long connection: listeners, WebSocket, short HTTP, PROXY protocol, TLS tickets, choice.
 
 The rest of the product's bounds is in `limits`.
 """
@@ -79,6 +79,50 @@ WS_EMPTY_FRAMES_MAX: Final = 200
 WS_CONTROL_BYTES_MAX: Final = 16 * 1024
 """Answers to a peer's pings that wait to be sent: some hundred; a peer that asks more and reads nothing is left."""
 
+# -- short HTTP -------------------------------------------------------------------------------------------------------
+SHORT_UP_BYTES: Final = 64 * 1024
+"""Bytes of frames that one exchange takes up, and that a client puts out beyond those the gateway has: a frame and
+what belongs to it."""
+SHORT_DOWN_BYTES: Final = 256 * 1024
+"""Bytes of frames in one answer at most: the first credit of a body in one round trip."""
+SHORT_DOWN_FIRST_BYTES: Final = 32 * 1024
+"""What a client has room for in its first answer, and twice as much after each that is full and comes: what breaks off
+comes again from its beginning."""
+SHORT_PIECE_BYTES: Final = 4 * 1024
+"""What goes and comes in one exchange after failures, at least: 12 s at 3 kbit/s."""
+SHORT_BODY_BYTES_MAX: Final = SHORT_UP_BYTES + 1024
+"""The body of one request: the frames, the name of the channel, and some numbers."""
+SHORT_ANSWER_BYTES_MAX: Final = SHORT_DOWN_BYTES + 1024
+"""The body of one answer, likewise."""
+SHORT_WAIT_S: Final = 25.0
+"""How long a client has a question for news held: proxies and translators give up on what is silent after 30 s at the
+earliest, most after 60."""
+SHORT_WAIT_MAX_S: Final = 120.0
+"""How long a gateway holds one at most."""
+SHORT_ANSWER_S: Final = 8.0
+"""How long an exchange may take beyond what it is held for, as a PING may: three retransmissions on a slow network."""
+SHORT_TRIES_MAX: Final = 5
+"""Exchanges in a row that may fail in one direction until the channel is given up: one may have met a connection that
+had gone stale, the next a network that loses a third of them. Then the session is taken elsewhere."""
+SHORT_OPEN_TRIES_MAX: Final = 2
+"""The same for the exchange that opens one."""
+SHORT_PAUSE_S: Final = 0.3
+"""Pause before the second of them is repeated, longer by as much each time; the first is repeated at once."""
+SHORT_GONE_S: Final = 30.0
+"""How long a gateway keeps a channel that no exchange holds on to; the session then waits as after any loss. A client
+has given up by then: it says so with a new connection."""
+SHORT_LINGER_S: Final = 10.0
+"""How long a channel that has ended can still be asked for its last bytes."""
+SHORT_OPENINGS_MAX: Final = 1024
+"""Channels of one process that are not sessions yet, some 3 KB each; where more come the oldest goes."""
+SHORT_REQUEST_S: Final = 60.0
+"""From the first byte of a request to its last, and from an answer that is the last to the connection's end: 64 KiB at
+9 kbit/s. A client gives an exchange as long for its bytes in each direction."""
+SHORT_IDLE_S: Final = 30.0
+"""How long a connection without an exchange is kept open. Clients let go of theirs sooner: hardly one meets its end."""
+SHORT_NAME_CHARS_MAX: Final = 160
+"""The name of a channel: its node's, which is shorter than a resume token, and 32 digits."""
+
 # -- certificates and ticket keys -------------------------------------------------------------------------------------
 CERTIFICATE_LOOK_S: Final = 10.0
 """How often the certificate's files are looked at: a renewed one is served within it."""
@@ -105,4 +149,4 @@ CARRIER_CLIMB_MAX_S: Final = 4 * 3600.0
 CARRIER_NETWORKS_MAX: Final = 64
 """Networks of which is remembered what passes, twice as many at most."""
 CARRIERS_REMEMBERED: Final = 8
-"""Carriers in what is kept of a network; there are three."""
+"""Carriers in what is kept of a network; there are four."""

@@ -57,3 +57,8 @@ ANSWER_S_MIN: Final = 3.0
 """Least wait for the answer to such a question: time for three retransmissions of TCP."""
 ANSWER_ROUND_TRIPS: Final = 12.0
 """The same in round trips; `limits.HEARTBEAT_ANSWER_S` at most."""
+BESIDE_FIRST_S: Final = 1.0
+"""After this long without an answer short HTTP is tried beside a link with calls: a retransmission of TCP has had its
+time, and to open a channel costs some 5 KB."""
+BESIDE_ROUND_TRIPS: Final = 4.0
+"""The same in round trips, where those are longer."""

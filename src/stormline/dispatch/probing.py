@@ -3,7 +3,7 @@
 | carrier                   | a probe is good where                                                                  |
 |---------------------------|----------------------------------------------------------------------------------------|
 | `sl-tls`                  | TLS stands with a certificate for the name, and ALPN (RFC 7301) agrees on `sl/1`       |
-| `sl-wss`                  | the same with `http/1.1`                                                               |
+| `sl-wss`, `sl-short`      | the same with `http/1.1`                                                               |
 | `h2`                      | the same with `h2`                                                                     |
 | `h1`                      | the same with `http/1.1` or none; where the host has an `HttpCheck`, its status is one |
 | in `HealthConfig.tcp`     | the TCP connection stands                                                              |
@@ -38,7 +38,7 @@ from stormline.net.trust import foreign_context, roles_context
 from stormline.outbound.http1 import Http1Connection
 from stormline.outbound.http1_codec import encode
 from stormline.outbound.messages import HttpRequest
-from stormline.wire import messages, quic, websocket
+from stormline.wire import messages, quic, short, websocket
 from stormline.wire.plan import Carrier, Endpoint
 
 _log = logging.getLogger("stormline.dispatch")
@@ -46,6 +46,7 @@ _log = logging.getLogger("stormline.dispatch")
 _ALPN: Final[Mapping[str, str]] = {
     Carrier.LONG_TLS: messages.ALPN,
     Carrier.LONG_WSS: websocket.ALPN,
+    Carrier.SHORT: short.ALPN,
     Carrier.H1: "http/1.1",
     "h2": "h2",
 }
@@ -240,7 +241,7 @@ class _Answers(asyncio.DatagramProtocol):
 
 def _context(carrier: str, ca_pem: bytes | None) -> ssl.SSLContext:
     alpn = (_ALPN[carrier],)
-    if ca_pem is not None and carrier in (Carrier.LONG_TLS, Carrier.LONG_WSS):
+    if ca_pem is not None and carrier in (Carrier.LONG_TLS, Carrier.LONG_WSS, Carrier.SHORT):
         return roles_context(ca_pem, alpn)
     context = foreign_context(alpn)
     if ca_pem is not None:

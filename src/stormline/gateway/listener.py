@@ -3,9 +3,10 @@
 | first byte | then                | it is                                                         |
 |------------|---------------------|---------------------------------------------------------------|
 | `0x16`     | TLS, ALPN `sl/1`    | a session                                                     |
-| `0x16`     | TLS, other ALPN     | HTTP: `GET` with an upgrade to a WebSocket, a session inside  |
-| `0x0d`     | PROXY header        | one of the other three, for the peer the header names         |
-| `G`        |                     | HTTP without TLS                                              |
+| `0x16`     | TLS, other ALPN     | HTTP: one of the two below, inside TLS                        |
+| `0x0d`     | PROXY header        | one of the others, for the peer the header names              |
+| `G`        | `GET`               | HTTP: an upgrade to a WebSocket, a session inside             |
+| `P`        | `POST`              | HTTP: a piece of a session over short HTTP                    |
 | `0x00`     |                     | a session without TLS                                         |
 
 What has no TLS is taken only at doors that are plain, and from fronts that ended it. Fronts are addresses from which
@@ -21,6 +22,7 @@ connections ended before they were sessions is counted.
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import socket
@@ -33,6 +35,8 @@ from typing import Final, NamedTuple, cast
 from stormline.core import errors, limits, limits_carriers, limits_platform
 from stormline.core.values import Address
 from stormline.gateway.carrier import Carrier
+from stormline.gateway.short import Channels
+from stormline.gateway.short_http import HttpStart, ShortConnection
 from stormline.gateway.websocket import WebSocketCarrier
 from stormline.policy.intake import Intake
 from stormline.web.peers import line_of
@@ -53,6 +57,7 @@ _ESTABLISHED: Final = 1
 """State of a TCP connection that neither side has ended, first byte of Linux's `struct tcp_info`."""
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 """SO_LINGER that makes a close a reset: whoever is turned away knows it at once, and nothing of it stays here."""
+_POST: Final = ord("P")
 
 
 class Door(NamedTuple):
@@ -134,6 +139,7 @@ class Listener:
         intake: the pace of new connections.
         connected: gives the number of connections that stand.
         connections_max: connections at once, those that do not stand yet included; beyond it they are reset.
+        channels: serve short HTTP; None: it is not served.
 
     Attributes:
         addresses: where it listens, in the order of `doors`; the real ports.
@@ -157,6 +163,7 @@ class Listener:
         intake: Intake | None = None,
         connected: Callable[[], int] = lambda: 0,
         connections_max: int = limits_platform.SESSIONS_MAX,
+        channels: Channels | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.intake = intake or Intake(self._loop.time())
@@ -169,6 +176,7 @@ class Listener:
         self._beginning: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self.session = session
+        self.channels = channels
         self.tls = tls
         self.origins = origins
         self._fronts = [ipaddress.ip_network(each) for each in fronts]
@@ -417,7 +425,7 @@ class _Arrival(asyncio.Protocol):
     def _enter(self, sock: socket.socket, begin: bytes) -> None:
         """Have the connection handed to a transport, with TLS or as it is, when its turn comes."""
         first = begin[0]
-        if first != _HANDSHAKE and not (self._plain and first in (_FRAME, _GET)):
+        if first != _HANDSHAKE and not (self._plain and first in (_FRAME, _GET, _POST)):
             reason = "a PROXY header, and it is no front" if first == _PROXY else f"first byte {first:#04x}"
             _log.info("%s refused: %s", self.peer, reason)
             self.drop("not-served")
@@ -484,21 +492,38 @@ class _Arrival(asyncio.Protocol):
         if self._first == _FRAME or (tls is not None and tls.selected_alpn_protocol() == m.ALPN):
             protocol = self._listener.session()
             self._listener.over(self)
+        elif self._listener.channels is None:
+            protocol = self._websocket()
         else:
-            protocol = WebSocketCarrier(
-                self._listener.session,
-                origins=self._listener.origins,
-                peer=self._told,
-                stands=self._stands,
-                leaving=lambda: self._listener.leaving,
+            protocol = HttpStart(
+                self._websocket, functools.partial(self._short, self._listener.channels), over=self._gone
             )
         self._transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if self._told is not None and isinstance(protocol, Carrier):
             protocol.peer = str(self._told)
 
+    def _websocket(self) -> WebSocketCarrier:
+        listener = self._listener
+        return WebSocketCarrier(
+            listener.session,
+            origins=listener.origins,
+            peer=self._told,
+            stands=self._stands,
+            leaving=lambda: listener.leaving,
+        )
+
+    def _short(self, channels: Channels) -> ShortConnection:
+        return ShortConnection(channels, peer=self._told, stands=self._is_over)
+
+    def _is_over(self) -> None:
+        self._listener.over(self)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """It ended before its TLS stood."""
+        self._gone()
+
+    def _gone(self) -> None:
         if self._listener.over(self):
             self._listener.closes["gone"] += 1
 

@@ -33,6 +33,7 @@ from stormline.gateway.registry import Registry
 from stormline.gateway.revocation import Revocations
 from stormline.gateway.router import Router
 from stormline.gateway.session import Hub, Session
+from stormline.gateway.short import Channels
 from stormline.outbound.pool import HttpPool
 from stormline.policy.intake import Intake
 from stormline.wire import jws
@@ -72,6 +73,7 @@ class GatewayNode:
         book: the upstreams of the gate `api`.
         upstreams: their record in the engine.
         signer: signs identities; None where there is no key for it.
+        channels: sessions over short HTTP.
 
     Raises:
         ConfigError: an upstream is malformed, or two protocols have one name.
@@ -120,6 +122,7 @@ class GatewayNode:
         )
         self._handover = Handover(self._hub, self._engine)
         self._hub.fetch = self._handover.fetch
+        self.channels = Channels(unit, node, self.session, self._engine, rng, self._hub.connections)
         self._revocations = Revocations(self._registry, self._engine, unit=unit)
         self.revoke = self._revocations.revoke
         self.background: list[asyncio.Task[None]] = []
@@ -171,6 +174,7 @@ class GatewayNode:
         """Leave nothing behind, however the node ended."""
         for carrier in list(self._hub.connections):
             carrier.abort()
+        self.channels.close()
         self._hub.waiting.close()
         tasks = [*self.background, *self._hub.tasks, *self._hub.greetings]
         for task in tasks:
@@ -243,6 +247,7 @@ class GatewayNode:
     async def _engine_ready(self, engine: Engine) -> None:
         await self._push_node.start(engine)
         await self._handover.start(engine)
+        await self.channels.start(engine)
         await self._revocations.start(engine)
         await self._notices.start(engine, self._unit)
         await self._directory.start(engine)

@@ -110,10 +110,11 @@ class _Gateway:
             mptcp=config.mptcp,
             reuse_port=config.reuse_port,
             intake=self._node.intake,
-            connected=lambda: self._node.counts()[1],
+            connected=lambda: self._node.counts()[1] + len(self._node.channels.connections),
             connections_max=connections_max(
                 resource.getrlimit(resource.RLIMIT_NOFILE)[0], limits_platform.SESSIONS_MAX
             ),
+            channels=self._node.channels,
         )
 
     async def _wait(self, stop: asyncio.Event, background: list[asyncio.Task[None]]) -> None:

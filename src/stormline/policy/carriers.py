@@ -17,7 +17,7 @@ from stormline.core import limits_carriers
 from stormline.policy.recent import RecentTable
 from stormline.policy.snapshot import CarrierRecord
 
-RANK: Final = ("sl-tls", "sl-wss")
+RANK: Final = ("sl-tls", "sl-wss", "sl-short")
 """`wire.plan.Carrier` of long connections, the best first."""
 
 
@@ -73,6 +73,14 @@ class CarrierPolicy:
             state.failures = 0 if state.behind else state.failures
             if state.try_at == math.inf:
                 state.try_at = now + state.pause_s
+
+    def stalled(self, network: str, carrier: str) -> None:
+        """Take note that what stood by a carrier has fallen silent, and a lesser one takes its place.
+
+        It counts as a failure: the better one is tried again after the first pause, and goes behind where it stalls
+        again before it has stood.
+        """
+        self.failed(network, carrier)
 
     def climb(self, network: str, standing: str, now: float) -> str | None:
         """Give a better carrier than the standing one that is due to be tried beside it, None where none is."""

@@ -36,3 +36,22 @@ def answer_within_s(rtt_s: float | None, unacked_bytes: int | None, ack_age_s: f
         return limits.HEARTBEAT_ANSWER_S
     short_s = max(limits_heartbeat.ANSWER_S_MIN, limits_heartbeat.ANSWER_ROUND_TRIPS * rtt_s)
     return min(short_s, limits.HEARTBEAT_ANSWER_S)
+
+
+def beside_after_s(rtt_s: float | None) -> float:
+    """Give how long after the question another way is tried beside a link that has not answered it.
+
+    Args:
+        rtt_s: its round trip, None where it is not known.
+    """
+    return max(limits_heartbeat.BESIDE_FIRST_S, limits_heartbeat.BESIDE_ROUND_TRIPS * (rtt_s or 0.0))
+
+
+def stalls(unacked_bytes: int | None, ack_age_s: float | None) -> bool:
+    """Say whether a link whose peer says nothing stands still: not where its kernel takes what we send, piece by piece.
+
+    Args:
+        unacked_bytes: what was sent and not acknowledged.
+        ack_age_s: since when nothing was. None in any of them where it is not known.
+    """
+    return not unacked_bytes or ack_age_s is None or ack_age_s >= limits_heartbeat.BESIDE_FIRST_S
