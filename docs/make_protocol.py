@@ -49,6 +49,8 @@ LIMITS = (
     ("REASON_CHARS_MAX", "characters of a `reason`; a reader cuts longer ones"),
     ("TOKEN_BYTES_MAX", "a device token"),
     ("NAME_BYTES_MAX", "an app, device or user name in a token, UTF-8"),
+    ("HELLO_TAGS_MAX", "`tags` of a HELLO a server keeps; the first"),
+    ("HELLO_WORD_CHARS_MAX", "characters of a tag or a version it keeps; the first"),
     ("HELLO_TIMEOUT_S", "seconds from the connection (client: from its HELLO) to the WELCOME"),
     ("HEARTBEAT_S", "seconds of silence after which a client in the foreground pings at the latest"),
     ("HEARTBEAT_ANSWER_S", "seconds without any frame after a PING until the link is dead"),

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from stormline.appgw import subjects
-from stormline.appgw.directory import Location
 from stormline.appgw.port import Delivery, Push
 from stormline.appgw.push import PushNode, PushService
+from stormline.appgw.record import Record
 from stormline.core import errors, limits, limits_platform
 from stormline.engine.memory import MemoryBroker, MemoryEngine
 from stormline.engine.port import reply_error
@@ -80,22 +80,22 @@ async def _b(broker):
 
 class TestService:
     async def test_push_goes_to_the_node_of_the_directory(self, a, b):
-        a.places.answers = [Location("b", "s1", 1)]
+        a.places.answers = [Record("b", "", "s1", 1)]
         result = await a.service.push("demo", "d1", b"x", push_id="p1")
         assert (result.delivery, result.push_id, result.node) == (Delivery.ACKED, "p1", "b")
         assert b.devices.sent == ["p1"]
 
     async def test_id_is_drawn_where_the_sender_gave_none(self, a, b):
-        a.places.answers = [Location("b", "s1", 1), Location("b", "s1", 1)]
+        a.places.answers = [Record("b", "", "s1", 1), Record("b", "", "s1", 1)]
         ids = {(await a.service.push("demo", "d1", b"x")).push_id for _ in range(2)}
         assert len(ids) == 2
 
     async def test_device_that_moved_meanwhile_is_followed_once(self, a, b):
-        a.places.answers = [Location("gone", "s0", 1), Location("b", "s1", 2)]
+        a.places.answers = [Record("gone", "", "s0", 1), Record("b", "", "s1", 2)]
         assert (await a.service.push("demo", "d1", b"x")).node == "b"
 
     async def test_node_that_died_is_offline(self, a):
-        a.places.answers = [Location("gone", "s0", 1), Location("gone", "s0", 1)]
+        a.places.answers = [Record("gone", "", "s0", 1), Record("gone", "", "s0", 1)]
         result = await a.service.push("demo", "d1", b"x")
         assert (result.delivery, result.node) == (Delivery.OFFLINE, "")
 
@@ -112,7 +112,7 @@ class TestService:
 
     async def test_engine_lost_while_waiting_is_unconfirmed(self, broker, a, b):
         b.devices.holding = True
-        a.places.answers = [Location("b", "s1", 1)]
+        a.places.answers = [Record("b", "", "s1", 1)]
         waiting = asyncio.create_task(a.service.push("demo", "d1", b"x"))
         await b.devices.asked.wait()
         broker.cut()

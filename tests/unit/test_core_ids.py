@@ -1,5 +1,7 @@
 """Identifiers: what may enter a subject, and what may not."""
 
+import base64
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +29,7 @@ class TestSubjectToken:
         token = ids.subject_token(name)
         assert set(token) <= set("abcdefghijklmnopqrstuvwxyz234567")
         assert ids.from_subject_token(token) == name
+        assert token == base64.b32encode(name.encode()).decode().rstrip("=").lower()
 
     @given(NAMES, NAMES)
     def test_token_is_different_for_different_names(self, first: str, second: str) -> None:

@@ -105,7 +105,7 @@ class Node:
             unit="u1",
             heartbeat_s=60.0,
             node=name,
-            opened=lambda who: self.opened.append(who.session),
+            opened=lambda who, about: self.opened.append(who.session),
             closed=lambda who: self.closed.append(who.session),
             **hub,
         )

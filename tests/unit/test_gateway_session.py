@@ -162,7 +162,7 @@ class Pair:
             rng=SystemRng(),
             unit="u1",
             heartbeat_s=60.0,
-            opened=lambda who: None,
+            opened=lambda who, about: None,
             closed=lambda who: self.ended.append(who.device),
             changes_due=self.due,
         )

@@ -38,6 +38,8 @@ MESSAGES: dict[str, m.Message] = {
         network="cell",
         client="example/1.0",
         capabilities=("compress",),
+        app_version="3.1",
+        tags=("kiosk", "süd"),
     ),
     "welcome-smallest": m.Welcome(version=1, session="s-1", device="d-1"),
     "welcome-full": m.Welcome(

@@ -40,7 +40,7 @@ const TABLE = [
   ["Hello", [
     ["versions", listOf(integer)], ["app", text], ["token", text, ""], ["unit", text, ""], ["resume", text, ""],
     ["received", integer, 0], ["network", text, "unknown"], ["client", text, ""],
-    ["capabilities", listOf(text), NOTHING],
+    ["capabilities", listOf(text), NOTHING], ["app_version", text, ""], ["tags", listOf(text), NOTHING],
   ]],
   ["Welcome", [
     ["version", integer], ["session", text], ["device", text], ["user", text, ""], ["unit", text, ""],

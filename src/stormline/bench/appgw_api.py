@@ -219,7 +219,7 @@ async def _serve(origin: int) -> None:
         rng=rng,
         unit="u1",
         heartbeat_s=60.0,
-        opened=lambda identity: None,
+        opened=lambda identity, about: None,
         closed=lambda identity: None,
     )
     listener = Listener([Door(Address("127.0.0.1", 0), plain=True)], lambda: Carrier(hub, loop), _no_tls)

@@ -75,7 +75,7 @@ def _sessions(files: TlsFiles) -> tuple[int, int, Registry]:
         rng=rng,
         unit="u1",
         heartbeat_s=60.0,
-        opened=lambda identity: None,
+        opened=lambda identity, about: None,
         closed=lambda identity: None,
     )
     doors = [Door(Address("127.0.0.1", 0), plain=True), Door(Address("127.0.0.1", 0))]

@@ -19,11 +19,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _benches() -> dict[str, Callable[[], "list[Row]"]]:
-    from stormline.bench import appgw_api, client, dispatch, engine, gateway, heartbeat, herd, netlog, relay
+    from stormline.bench import appgw, appgw_api, client, dispatch, engine, gateway, heartbeat, herd, netlog, relay
     from stormline.cli import levels
 
     return {
-        "appgw": appgw_api.run,
+        "appgw": lambda: [*appgw.run(), *appgw_api.run()],
         "client": client.run,
         "dispatch": dispatch.run,
         "engine": engine.run,

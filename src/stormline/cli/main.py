@@ -23,6 +23,7 @@ from stormline.cli import (
     netlog,
     output,
     platform,
+    presence,
     relay,
     services,
     sim,
@@ -61,6 +62,7 @@ def _root(
 
 
 client.add_to(app)
+presence.add_to(app)
 diagnose.add_to(app)
 netlog.add_to(app)
 platform.add_to(app)

@@ -65,6 +65,8 @@ class Config:
             `user:password@` where it wants them. The environment then says nothing about proxies. No `repr` shows it.
         trust_env: take proxies from the environment (`HTTPS_PROXY`, `NO_PROXY` and so on) where `proxy` is None.
         network: kind of network, where the app knows it: `wifi`, `cell`, `wired`.
+        app_version: version of the app, where a business wants to count and find its devices by it.
+        tags: words by which a business finds this device (`kiosk`, `beta`), at most 8.
         prefer_ipv4: hosts that are worse over IPv6, which is tried there after IPv4: names, or `*.example.com` for all
             below a name.
         preconnect: URLs of origins to connect to when the client begins, at most `limits_memory.PRECONNECTS_MAX`; `*`
@@ -111,6 +113,8 @@ class Config:
     network_log_bytes: int = limits_netlog.NETLOG_BYTES
     network_log_key: str | None = None
     network: str = "unknown"
+    app_version: str = ""
+    tags: tuple[str, ...] = ()
     network_watch: str = "auto"
     network_port: NetworkPort | None = None
     network_probes: bool | None = None
@@ -143,10 +147,15 @@ class Config:
 
             object.__setattr__(self, "rules", rules.check_rules(self.rules))
             rules.check_addresses(self.addresses, what="addresses")
-        for name in ("prefer_ipv4", "preconnect"):
+        for name in ("prefer_ipv4", "preconnect", "tags"):
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(each, str) for each in value):
                 raise errors.ConfigError(f"{name}={value!r}: expected a tuple of texts")
+        words = (self.app_version, *self.tags)
+        if len(self.tags) > limits.HELLO_TAGS_MAX or any(len(word) > limits.HELLO_WORD_CHARS_MAX for word in words):
+            raise errors.ConfigError(
+                f"app_version, tags: at most {limits.HELLO_TAGS_MAX} tags of {limits.HELLO_WORD_CHARS_MAX} characters"
+            )
         if self.second_path_bytes is not None and not 0 <= self.second_path_bytes <= limits.PATH_BYTES_MAX:
             raise errors.ConfigError(
                 f"second_path_bytes={self.second_path_bytes!r}: expected 0 to {limits.PATH_BYTES_MAX}"

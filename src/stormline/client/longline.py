@@ -344,6 +344,8 @@ class LongLine:
             network=self._config.network,
             client=self._client_name,
             capabilities=(messages.PLAN, messages.RESUME),
+            app_version=self._config.app_version,
+            tags=self._config.tags,
         )
 
     async def _resume(self, waiting: Link, stream: Stream, token: str) -> Link:

@@ -296,12 +296,16 @@ class RequestRefused(StormlineError):
     Attributes:
         code: one lower-case word with dashes, sent in the error answer; callers act on it.
         retry_after_s: earliest next try, None where trying again will not help.
+        maybe_delivered: what was asked may have been done all the same.
     """
 
-    def __init__(self, code: str, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, *, retry_after_s: float | None = None, maybe_delivered: bool = False
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.retry_after_s = retry_after_s
+        self.maybe_delivered = maybe_delivered
 
 
 class DispatchError(StormlineError):

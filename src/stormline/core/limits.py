@@ -13,6 +13,10 @@ NAME_BYTES_MAX: Final = 128
 """A user, device or topic name: base32 makes 205 characters of it, well inside one engine subject (4 KiB)."""
 METHOD_CHARS_MAX: Final = 128
 """An RPC method name; becomes part of a subject."""
+HELLO_TAGS_MAX: Final = 8
+"""Tags a device gives itself."""
+HELLO_WORD_CHARS_MAX: Final = 64
+"""One of them, the app's version, or a library's name: a device's entry stays below 1 KB."""
 
 # -- frames of the long connection ------------------------------------------------------------------------------------
 FRAME_BYTES_MAX: Final = 64 * 1024

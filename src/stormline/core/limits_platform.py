@@ -347,6 +347,8 @@ ENGINE_RECONNECT_PAUSE_MAX_S: Final = 2.0
 """Longest such pause: a restarted engine is found again within it, and a thousand roles are 1,000 attempts a second."""
 ENGINE_KV_TIMEOUT_S: Final = 5.0
 """One read or write of a key; a durable write takes 0.6 ms here, a cluster's election about 4 s."""
+ENGINE_KV_READ_MAX: Final = 1024
+"""Keys of one read: what the server gives at once."""
 ENGINE_KV_TTL_MIN_S: Final = 1.0
 """Shortest life of keys in a bucket: what the server can mark as expired."""
 ENGINE_DELETED_KEY_LIFE_S: Final = 3600
@@ -495,21 +497,53 @@ UPSTREAM_CONNECTIONS_PER_ORIGIN_MAX: Final = 256
 """Connections to one of them: one slow upstream cannot take those of all."""
 RPC_GATHERED_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bodies of RPC calls gathered in one process at once; beyond it CALL_UNAVAILABLE."""
-DIRECTORY_LEASE_S: Final = 180.0
-"""Life of a directory entry: what a node that died leaves behind disappears after it."""
-DIRECTORY_REFRESH_S: Final = 60.0
-"""Age at which a live session's entry is written again: three chances within a lease."""
+NODE_BEAT_S: Final = 1.0
+"""How often a node says that it lives, and what it holds."""
+NODE_LEASE_S: Final = 6.0
+"""Silence after which a node has died: six words lost. Looked at once a second: no ghost outlives its node by 10 s."""
+NODE_ANSWER_S: Final = 0.05
+"""Pause before a node answers one that has just come: many who come at once get one answer."""
+NODES_MAX: Final = 4096
+"""Nodes one of them hears of: 45 million devices are 2500 nodes."""
+DIRECTORY_LIFE_S: Final = 24 * 3600.0
+"""Life of a directory entry since its last write: so long a device's last session is known after it has ended."""
+DIRECTORY_REFRESH_S: Final = 8 * 3600.0
+"""Age at which a live session's entry, or its user's key, is written again: three chances within its life. 45 million
+sessions are then 1600 writes a second in all."""
 DIRECTORY_TICK_S: Final = 1.0
 """How often a node looks whether its entries are due, and whether the engine still has them."""
-DIRECTORY_WRITES_MAX: Final = 32
+DIRECTORY_AWAY_S: Final = NODE_LEASE_S / 2
+"""Time without the engine after which a node announces its sessions again: others may have held it for dead."""
+DIRECTORY_WRITES_MAX: Final = 128
 """Directory writes under way from one node: announcing 18,000 sessions again takes seconds, and is no burst to the
 engine."""
+DIRECTORY_READS_MIN: Final = 4
+"""Entries read in one request from this number on; fewer are cheaper one by one."""
 DIRECTORY_TAKEOVER_TRIES_MAX: Final = 8
 """Tries to win an entry against others that write it at the same moment, then again at the next tick."""
-DIRECTORY_FLUSH_S: Final = 0.3
-"""How long a stopping node tries to remove its entries; what remains ends with its lease."""
-DIRECTORY_REMOVALS_MAX: Final = 50_000
-"""Ended sessions whose entries wait to be removed while the engine is away; beyond it their leases end them."""
+DIRECTORY_FLUSH_S: Final = 1.0
+"""How long a stopping node tries to write its sessions' ends: 18,000 take 0.6 s; what remains ends with its node."""
+DIRECTORY_ENDS_MAX: Final = 50_000
+"""Ended sessions whose entries wait to be written while the engine is away; beyond it the oldest stay as they are
+until their device or their life ends them."""
+JOURNAL_PAUSE_S: Final = 1.0
+"""Between two writes of a node's list of its sessions: what came within it is not cleared up if the node dies now."""
+JOURNAL_CHUNK_KEYS_MAX: Final = 256
+"""Keys in a chunk of that list: some 15 KB, written again as it fills."""
+JOURNAL_CHUNK_KEYS_MIN: Final = 64
+"""A full chunk that has fewer left is dissolved: a node's 18,000 sessions are 282 chunks at most."""
+PRESENCE_PAGE: Final = 100
+"""Devices in a page of a list where nobody says how many."""
+PRESENCE_PAGE_MAX: Final = 1000
+"""The most: some 200 KB."""
+PRESENCE_SLICE: Final = 1000
+"""Sessions looked through at once, some 0.5 ms; what devices send is served between two slices."""
+PRESENCE_NODE_TIMEOUT_S: Final = 2.0
+"""A node's wait for another's part of a list; without it the list says which node is missing."""
+PRESENCE_ABOUTS_MAX: Final = 4096
+"""Different descriptions of devices that a node keeps once for all who share them."""
+PRESENCE_VERSIONS_MAX: Final = 64
+"""Versions of an app a node counts apart; rarer ones are counted together."""
 PUSH_ID_CHARS_MAX: Final = 128
 """A push's own id; a UUID or ULID has 36 or 26."""
 PUSH_TTL_S: Final = 60.0
@@ -549,6 +583,24 @@ ADMIN_BODY_BYTES_MAX: Final = 256 * 1024
 """A request to the business API: the largest push in base64 inside JSON, with room."""
 ADMIN_BODY_TIMEOUT_S: Final = 10.0
 """From such a request's head to its whole body."""
+API_KEYS_MAX: Final = 1000
+"""Keys of businesses on a platform; each node holds them all."""
+API_KEY_RATE_PER_S: Final = 200.0
+"""Requests a second of one key on one node, in the long run; a tenth of what a node's HTTP can do."""
+API_KEY_BURST: Final = 400
+"""Requests of one key at once: two seconds of its rate."""
+API_CALL_DEADLINE_MAX_S: Final = 300.0
+"""The longest wait for a device's answer over HTTP: whatever stands in front of us drops requests that take longer."""
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
+"""An idempotency key; the draft of the header (draft-ietf-httpapi-idempotency-key-header) leaves it to the server."""
+IDEMPOTENCY_LIFE_S: Final = 24 * 3600.0
+"""How long the answer to a request with an `Idempotency-Key` is kept."""
+IDEMPOTENCY_RUNNING_S: Final = 900.0
+"""Age at which a request without an answer has lost its node: longer than the longest deadline."""
+AUDIT_KEPT: Final = 1000
+"""Entries of the audit that each node keeps in the engine; the log of the role has more."""
+AUDIT_LIFE_S: Final = 30 * 24 * 3600.0
+"""Life of such an entry."""
 ADMIN_SESSIONS_LISTED_MAX: Final = 1000
 """Sessions in one answer; the count is always whole."""
 DISPATCH_TRY_S: Final = 2.0

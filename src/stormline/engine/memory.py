@@ -26,6 +26,7 @@ from stormline.engine.port import (
     StreamConfig,
     check_bucket,
     check_key,
+    check_keys,
     check_message,
     check_stream,
     check_subscription,
@@ -415,6 +416,26 @@ class MemoryKeyValue:
         self._engine.need()
         stored = self._bucket.keys.get(key)
         return None if stored is None else Entry(stored.value, stored.revision)
+
+    async def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
+        """See `engine.port.KeyValue.get_many`."""
+        check_keys(keys)
+        self._engine.need()
+        stored = self._bucket.keys
+        return {key: Entry(stored[key].value, stored[key].revision) for key in keys if key in stored}
+
+    async def under(self, prefix: str) -> dict[str, Entry]:
+        """See `engine.port.KeyValue.under`."""
+        check_key(prefix)
+        self._engine.need()
+        found = {
+            key: Entry(stored.value, stored.revision)
+            for key, stored in self._bucket.keys.items()
+            if key.startswith(f"{prefix}.")
+        }
+        if len(found) > limits.ENGINE_KV_READ_MAX:
+            raise errors.EngineError(f"more than {limits.ENGINE_KV_READ_MAX} keys below {prefix}")
+        return found
 
     async def put(self, key: str, value: bytes) -> int:
         """See `engine.port.KeyValue.put`."""

@@ -21,7 +21,7 @@ from stormline.core import limits_platform as limits
 from stormline.core.clock import Rng
 from stormline.core.values import Secret
 from stormline.engine.nats_kv import Bucket, NatsKeyValue, ensure_bucket
-from stormline.engine.nats_link import FAILURES, CancelGuard, Link, shut
+from stormline.engine.nats_link import FAILURES, CancelGuard, Link, QuickClient, shut
 from stormline.engine.nats_stream import Consuming, NatsStream, ensure_stream
 from stormline.engine.port import (
     Handler,
@@ -221,7 +221,7 @@ class NatsEngine:
         guard = CancelGuard()
         url = self._urls[self._next_url % len(self._urls)]
         self._next_url += 1
-        client = Client()
+        client = QuickClient()
         problems: list[Exception] = []
         link = Link(client, f"_INBOX.{ids.new_id(self._rng)}")
 

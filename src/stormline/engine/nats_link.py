@@ -18,6 +18,21 @@ FAILURES: Final = (nats.errors.Error, OSError, TimeoutError)
 """What the client raises for trouble with the connection."""
 
 
+class QuickClient(Client):
+    """The client, reading headers at a quarter of the cost: each key we read comes with six."""
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """Read `Name: Value` lines as the library does; those with a malformed name are none."""
+        found: dict[str, str] = {}
+        for line in raw.decode("utf-8", "replace").split("\r\n"):
+            name, separator, value = line.partition(":")
+            name = name.strip()
+            if separator and name.isascii() and " " not in name and "\t" not in name:
+                found[name] = value.strip()
+        return found
+
+
 class CancelGuard:
     """Notices a cancellation of the present task that somebody below has swallowed.
 
@@ -128,6 +143,20 @@ class Link:
         if not message.data and message.headers and message.headers.get("Status") == _NO_RESPONDERS:
             raise errors.NoResponders(f"nobody listens on {subject}")
         return message
+
+    async def gather(self, subject: str, data: bytes, *, timeout_s: float) -> list[Msg]:
+        """Send a request and give all its answers; the last is the one that ends them, by a status.
+
+        Raises:
+            EngineUnavailable: not connected, lost while waiting, or nobody answers such requests.
+            EngineTimeout: not all came in time.
+        """
+        gathered: list[Msg] = []
+        try:
+            gathered.append(await self.call(subject, data, None, timeout_s=timeout_s, into=gathered))
+        except errors.NoResponders as error:
+            raise errors.EngineUnavailable(f"engine has nobody who answers {subject}") from error
+        return gathered
 
     async def _on_answer(self, message: Msg) -> None:
         token = message.subject.rpartition(".")[2]

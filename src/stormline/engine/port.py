@@ -138,6 +138,18 @@ class KeyValue(Protocol):
         """Give the key's value and revision, None where it does not exist."""
         ...
 
+    async def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
+        """Give those of the keys that exist, by key: one request, at most `limits_platform.ENGINE_KV_READ_MAX` keys."""
+        ...
+
+    async def under(self, prefix: str) -> dict[str, Entry]:
+        """Give all keys below `prefix` (whole tokens, see `watch`), by key, in the order of their last writes.
+
+        Raises:
+            EngineError: there are more than `limits_platform.ENGINE_KV_READ_MAX`.
+        """
+        ...
+
     async def put(self, key: str, value: bytes) -> int:
         """Write the key whatever it was, and give its revision."""
         ...
@@ -497,6 +509,18 @@ def check_key(key: str) -> None:
     """
     if len(key) > limits_platform.ENGINE_SUBJECT_CHARS_MAX or not _KEY.fullmatch(key):
         raise errors.ConfigError(f"engine key {key[:80]!r} is malformed or too long")
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """Refuse a list of keys that is too long, or has a malformed one.
+
+    Raises:
+        ConfigError: it is, or has.
+    """
+    if len(keys) > limits_platform.ENGINE_KV_READ_MAX:
+        raise errors.ConfigError(f"{len(keys)} engine keys at once, at most {limits_platform.ENGINE_KV_READ_MAX}")
+    for key in keys:
+        check_key(key)
 
 
 def check_bucket(bucket: str, ttl_s: float | None) -> None:

@@ -5,6 +5,9 @@ services: they answer on `rpc.>` and see nothing else; CORE's requests to `rpc.>
 the server makes up, and answers come back. `$SRV.>` crosses likewise: the platform finds services by it, and they do
 not find each other. A service credential can therefore neither read nor write what is CORE's.
 
+BIZ has two things of CORE's: its requests on `device.>` go to the gateways, which call devices, and it hears on
+`presence.>` what they say of devices that come and go.
+
 JetStream syncs each write to disk before it acknowledges it (`sync_interval: always`): on a single node a write that
 was acknowledged is there after a power cut. A member of a cluster need not: two others hold what it acknowledged.
 """
@@ -184,6 +187,10 @@ jetstream {{
 }}
 accounts {{
   CORE {{
+    exports: [
+      {{stream: "presence.>"}}
+      {{service: "device.>", response_threshold: "{limits.CALL_DEADLINE_MAX_S:.0f}s"}}
+    ]
     jetstream: enabled
     users: [{{user: "core", password: {text(passwords.core)}}}]
     imports: [
@@ -192,11 +199,15 @@ accounts {{
     ]
   }}
   BIZ {{
+    imports: [
+      {{stream: {{account: CORE, subject: "presence.>"}}}}
+      {{service: {{account: CORE, subject: "device.>"}}}}
+    ]
     users: [{{
       user: "biz", password: {text(passwords.biz)}
       permissions: {{
-        subscribe: {{allow: ["rpc.>", "$SRV.>", "_INBOX.>"]}}
-        publish: {{allow: ["rpc.>"]}}
+        subscribe: {{allow: ["rpc.>", "presence.>", "$SRV.>", "_INBOX.>"]}}
+        publish: {{allow: ["rpc.>", "device.>"]}}
         # An answer to each message received: calls may take as long as the longest deadline.
         allow_responses: {{max: 1, expires: "{limits.CALL_DEADLINE_MAX_S:.0f}s"}}
       }}

@@ -1,94 +1,45 @@
-"""The gateway's business API over HTTP: push to devices, see who is there. OpenAPI at `/openapi.json`.
+"""The gateway's business API over HTTP: push to devices, see who is there, call them. OpenAPI at `/openapi.json`.
 
-| endpoint                    | who       | what                                              |
-|-----------------------------|-----------|---------------------------------------------------|
-| `POST /v1/push`             | admin key | push to one device, wait for its acknowledgement  |
-| `GET /v1/devices/{device}`  | admin key | where the device has its session                  |
-| `POST /v1/revocations`      | admin key | end the sessions of a device or a user            |
-| `GET /v1/sessions`          | admin key | sessions of this node                             |
-| `/v1/upstreams`             | operators | upstreams, see `gateway.admin_upstreams`          |
-| `GET /v1/load`              | admin key | new connections: pace, lag, and why they ended    |
-| `GET /healthz`              | anyone    | 200 while this process serves, 503 while it drains |
+| endpoint                             | scope      | what                                                    |
+|--------------------------------------|------------|---------------------------------------------------------|
+| `POST /v1/push`                      | `push`     | push to one device, wait for its acknowledgement        |
+| `POST /v1/calls`                     | `call`     | call a device, wait for its answer                      |
+| `GET /v1/presence/counts`            | `presence` | devices online, by unit, version and network            |
+| `GET /v1/presence/devices/{device}`  | `presence` | one device: online or seen last, where and with what    |
+| `GET /v1/presence/users/{user}`      | `presence` | the devices of a user                                   |
+| `GET /v1/presence`                   | `presence` | devices online, filtered, in pages                      |
+| `GET /v1/devices/{device}`           | `presence` | where a device has its session, in short                |
+| `POST /v1/revocations`               | `revoke`   | end the sessions of a device or a user                  |
+| `GET /v1/sessions`                   | operator   | sessions of this node                                   |
+| `GET`, `POST /v1/keys`, `DELETE ...` | operator   | keys of businesses                                      |
+| `GET /v1/audit`                      | operator   | the newest requests on this node: who, what, the result |
+| `GET /v1/load`                       | operator   | new connections: pace, lag, and why they ended          |
+| `/v1/upstreams`                      | operator   | upstreams, see `gateway.admin_upstreams`                |
+| `GET /healthz`                       | anyone     | 200 while this process serves, 503 while it drains      |
 
-Errors are always `{"error": {"code", "message"}}`, `code` one lower-case word with dashes; 503 carries `Retry-After`.
+The operator's key is the platform's own business key; other keys have scopes (`gateway.apikeys`). Errors are problems
+(RFC 9457) with `error: {"code", "message"}` beside their title, `code` one lower-case word with dashes; what may be
+tried again later carries `Retry-After`, and `maybe_delivered` says that what was asked may have been done all the same.
 """
 
-import base64
-import binascii
-import hmac
-import logging
-import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
-from fastapi import Depends, FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import Depends, FastAPI, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
 
-from stormline.appgw.directory import Location
-from stormline.appgw.port import Delivery, Identity
-from stormline.appgw.push import PushResult
-from stormline.core import errors, limits, limits_platform
+from stormline.appgw.port import Identity
+from stormline.core import limits_platform
 from stormline.core.errors import RequestRefused
-from stormline.core.values import Secret
+from stormline.gateway import problems
+from stormline.gateway.access import KEYS, Access, Caller
 from stormline.gateway.admin_upstreams import UpstreamsView, make_router
-from stormline.web import bodies
-
-_log = logging.getLogger("stormline.gateway")
-
-_STATUS = {
-    "bad-request": 400,
-    "unauthorized": 401,
-    "not-found": 404,
-    "method-not-allowed": 405,
-    "timeout": 408,
-    "changed": 412,
-    "too-large": 413,
-    "precondition-required": 428,
-    "internal": 500,
-    "unavailable": 503,
-}
-
-
-class PushRequest(BaseModel):
-    """A push to one device."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    app: str | None = Field(default=None, description="application id; may be absent where the node serves only one")
-    device: str = Field(min_length=1, description="device id")
-    topic: str = Field(default="", description="what it belongs to, empty for the device itself")
-    body: JsonValue = Field(default=None, description="content as a JSON value; sent to the device as UTF-8 JSON")
-    body_base64: str | None = Field(default=None, description="content as bytes, instead of `body`")
-    id: str = Field(
-        default="",
-        max_length=limits_platform.PUSH_ID_CHARS_MAX,
-        description="the push's own id: the same one again reaches the device once; drawn where absent",
-    )
-    ttl_s: float = Field(
-        default=limits_platform.PUSH_TTL_S,
-        gt=0,
-        le=limits_platform.PUSH_TTL_MAX_S,
-        description="seconds after which the push is worthless",
-    )
-
-
-class PushAnswer(BaseModel):
-    """What became of a push."""
-
-    state: Delivery = Field(
-        description="`acked`: the application took it over; `offline`: no session, not kept for later; `unconfirmed`: "
-        "sent, not acknowledged in time, may have arrived; `busy`: not sent, the device has too many open; `expired`"
-    )
-    id: str
-    node: str = Field(description="the node that had the device's session, empty where none had")
+from stormline.gateway.apikeys import ApiKey, ApiKeys
+from stormline.gateway.audit import Audit
+from stormline.gateway.business import App, Business, Name, asked, router
 
 
 class RevocationRequest(BaseModel):
@@ -168,17 +119,60 @@ class HealthAnswer(BaseModel):
     sessions: int
 
 
-class ErrorBody(BaseModel):
-    """Why not."""
+class KeyRequest(BaseModel):
+    """A key for a business."""
 
-    code: str
-    message: str
+    model_config = ConfigDict(extra="forbid")
+
+    app: str | None = Field(default=None, description="application id; may be absent where the node serves only one")
+    scopes: list[Literal["push", "presence", "call", "revoke"]] = Field(min_length=1, max_length=4)
+    label: str = Field(default="", max_length=64, description="for people")
 
 
-class ErrorAnswer(BaseModel):
-    """The form of every error."""
+class KeyAnswer(BaseModel):
+    """A key, without its secret."""
 
-    error: ErrorBody
+    id: str
+    app: str
+    scopes: list[str]
+    label: str
+    made_ms: int = Field(description="milliseconds since 1970")
+
+
+class MadeKeyAnswer(KeyAnswer):
+    """A key that was just made."""
+
+    key: str = Field(description="the key itself; it is shown this once")
+
+
+class KeysAnswer(BaseModel):
+    """All keys, the oldest first."""
+
+    keys: list[KeyAnswer]
+
+
+class RevokedAnswer(BaseModel):
+    """Which key has ended."""
+
+    id: str
+
+
+class DeedAnswer(BaseModel):
+    """One request."""
+
+    at_ms: int
+    node: str
+    who: str = Field(description="id of the key, or `operator`")
+    app: str
+    what: str
+    target: str
+    result: str = Field(description="`ok`, or the code of the error")
+
+
+class AuditAnswer(BaseModel):
+    """The newest requests on this node, the newest first."""
+
+    deeds: list[DeedAnswer]
 
 
 class SessionView(Protocol):
@@ -226,32 +220,32 @@ class AdminView:
     """What the API works on.
 
     Attributes:
-        key: bearer key.
         node: this node.
         unit: this unit.
-        apps: apps served here.
-        push: see `appgw.push.PushService.push`.
-        lookup: see `appgw.directory.Directory.lookup`.
+        access: says who may do what.
+        business: what the endpoints of businesses work on.
         revoke: see `gateway.revocation.Revocations.revoke`.
         sessions: gives the live sessions of this node.
         counts: gives sessions, connections and calls.
         load: tells how the node fares with new connections.
         engine_connected: says whether the engine is there.
         upstreams: what operators see and change of the upstreams.
+        keys: the keys of businesses.
+        audit: what was done.
     """
 
-    key: Secret
     node: str
     unit: str
-    apps: tuple[str, ...]
-    push: Callable[..., Awaitable[PushResult]]
-    lookup: Callable[[str, str], Awaitable[Location | None]]
+    access: Access
+    business: Business
     revoke: Callable[..., Awaitable[int]]
     sessions: Callable[[], Iterator[SessionView]]
     counts: Callable[[], tuple[int, int, int]]
     load: Callable[[], Load]
     engine_connected: Callable[[], bool]
     upstreams: UpstreamsView
+    keys: ApiKeys
+    audit: Audit
 
 
 def make_app(view: AdminView) -> FastAPI:
@@ -261,38 +255,45 @@ def make_app(view: AdminView) -> FastAPI:
         version="1",
         docs_url=None,
         redoc_url=None,
-        responses={"default": {"model": ErrorAnswer}},
+        responses=problems.RESPONSES,
     )
-    locked = [Depends(_key_check(view))]
+    app.include_router(router(view.business, view.access))
+    _add_sessions(app, view)
+    _add_operating(app, view)
+    _tell_load(app, view)
+    app.include_router(make_router(view.upstreams))
+    problems.describe(app)
+    problems.handle_errors(app)
+    app.add_middleware(problems.BoundedBody)
+    return app
 
-    @app.post("/v1/push", dependencies=locked)
-    async def push(order: PushRequest) -> PushAnswer:
-        """Push to one device and wait for what becomes of it."""
-        result = await view.push(
-            _app_of(view, order.app),
-            order.device,
-            _content(order),
-            topic=order.topic,
-            push_id=order.id,
-            ttl_s=order.ttl_s,
-        )
-        return PushAnswer(state=result.delivery, id=result.push_id, node=result.node)
 
-    @app.post("/v1/revocations", dependencies=locked)
-    async def revoke(order: RevocationRequest) -> RevocationAnswer:
+def _add_sessions(app: FastAPI, view: AdminView) -> None:
+    may_revoke = Annotated[Caller, Depends(view.access.allow("revoke"))]
+    may_look = Annotated[Caller, Depends(view.access.allow("presence"))]
+    operator = Annotated[Caller, Depends(view.access.allow(KEYS))]
+
+    @app.post("/v1/revocations")
+    async def revoke(order: RevocationRequest, caller: may_revoke) -> RevocationAnswer:
         """End the sessions of a device or a user, on every node of the unit."""
         if bool(order.device) == bool(order.user):
             raise RequestRefused("bad-request", "expected exactly one of device and user")
-        app_id, renew = _app_of(view, order.app), order.action == "renew"
+        caller.target = order.device or order.user
+        app_id, renew = caller.app_of(order.app), order.action == "renew"
         return RevocationAnswer(ended=await view.revoke(app_id, device=order.device, user=order.user, renew=renew))
 
-    @app.get("/v1/devices/{device:path}", dependencies=locked)
-    async def presence(device: str, app: str | None = None) -> DeviceAnswer:
-        """Say where a device has its session. A session opened a moment ago may not be known yet."""
-        return await _find(view, _app_of(view, app), device)
+    @app.get("/v1/devices/{device:path}")
+    async def place(device: Annotated[Name, Path()], caller: may_look, app: App = None) -> DeviceAnswer:
+        """Say where a device has its session."""
+        caller.target = device
+        found = await asked(view.business.presence.device(caller.app_of(app), device))
+        if not found.online:
+            return DeviceAnswer(app=found.app, device=device, online=False)
+        return DeviceAnswer(app=found.app, device=device, online=True, node=found.node, session=found.session)
 
-    @app.get("/v1/sessions", dependencies=locked)
+    @app.get("/v1/sessions")
     async def sessions(
+        caller: operator,
         limit: Annotated[
             int, Query(ge=0, le=limits_platform.ADMIN_SESSIONS_LISTED_MAX)
         ] = limits_platform.ADMIN_SESSIONS_LISTED_MAX,
@@ -307,16 +308,44 @@ def make_app(view: AdminView) -> FastAPI:
             sessions=[_session(one) for one in islice(view.sessions(), limit)],
         )
 
-    _tell_load(app, view, locked)
-    app.include_router(make_router(view.upstreams))
-    _handle_errors(app)
-    app.add_middleware(_BoundedBody)
-    return app
+
+def _add_operating(app: FastAPI, view: AdminView) -> None:
+    operator = Annotated[Caller, Depends(view.access.allow(KEYS))]
+
+    @app.get("/v1/keys")
+    async def keys(caller: operator) -> KeysAnswer:
+        """List the keys of businesses."""
+        return KeysAnswer(keys=[KeyAnswer(**_key_fields(key)) for key in view.keys.all()])
+
+    @app.post("/v1/keys")
+    async def make_key(order: KeyRequest, caller: operator) -> MadeKeyAnswer:
+        """Make a key; only this answer holds it."""
+        key, text = await asked(view.keys.make(caller.app_of(order.app), tuple(order.scopes), order.label))
+        caller.target = key.id
+        return MadeKeyAnswer(**_key_fields(key), key=text)
+
+    @app.delete("/v1/keys/{key_id}")
+    async def revoke_key(key_id: str, caller: operator) -> RevokedAnswer:
+        """End a key, on every node at once."""
+        caller.target = key_id
+        if not await asked(view.keys.revoke(key_id)):
+            raise RequestRefused("not-found", "there is no such key")
+        return RevokedAnswer(id=key_id)
+
+    @app.get("/v1/audit")
+    async def audit(
+        caller: operator, limit: Annotated[int, Query(ge=1, le=limits_platform.AUDIT_KEPT)] = 100
+    ) -> AuditAnswer:
+        """Give the newest requests on this node."""
+        deeds = await asked(view.audit.last(limit))
+        return AuditAnswer(deeds=[DeedAnswer(**msgspec.structs.asdict(deed)) for deed in deeds])
 
 
-def _tell_load(app: FastAPI, view: AdminView, locked: list[Any]) -> None:
-    @app.get("/v1/load", dependencies=locked)
-    async def load() -> LoadAnswer:
+def _tell_load(app: FastAPI, view: AdminView) -> None:
+    operator = Annotated[Caller, Depends(view.access.allow(KEYS))]
+
+    @app.get("/v1/load")
+    async def load(caller: operator) -> LoadAnswer:
         """Tell how the node fares with new connections, and why they ended."""
         found = view.load()
         return LoadAnswer(
@@ -349,39 +378,8 @@ def _tell_load(app: FastAPI, view: AdminView, locked: list[Any]) -> None:
         )
 
 
-def _key_check(view: AdminView) -> Callable[..., Awaitable[None]]:
-    bearer = HTTPBearer(auto_error=False, description="the business key")
-
-    async def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
-        key = given.credentials if given is not None else ""
-        if not hmac.compare_digest(key.encode("utf-8", "replace"), view.key.reveal().encode()):
-            raise RequestRefused("unauthorized", "expected Authorization: Bearer <business key>")
-
-    return check
-
-
-def _app_of(view: AdminView, app_id: str | None) -> str:
-    if app_id is None:
-        if len(view.apps) != 1:
-            raise RequestRefused("bad-request", "app: this node serves several, name one")
-        return view.apps[0]
-    if app_id not in view.apps:
-        raise RequestRefused("not-found", f"app {app_id[:64]!r} is not served here")
-    return app_id
-
-
-async def _find(view: AdminView, app_id: str, device: str) -> DeviceAnswer:
-    try:
-        place = await view.lookup(app_id, device)
-    except errors.EngineError as error:
-        raise RequestRefused(
-            "unavailable", "the engine is away", retry_after_s=limits_platform.CALL_RETRY_AFTER_S
-        ) from error
-    except errors.ConfigError as error:
-        raise RequestRefused("bad-request", str(error)) from error
-    if place is None:
-        return DeviceAnswer(app=app_id, device=device, online=False)
-    return DeviceAnswer(app=app_id, device=device, online=True, node=place.node, session=place.session)
+def _key_fields(key: ApiKey) -> dict[str, Any]:
+    return {"id": key.id, "app": key.app, "scopes": list(key.scopes), "label": key.label, "made_ms": key.made_ms}
 
 
 def _session(session: SessionView) -> SessionAnswer:
@@ -396,72 +394,3 @@ def _session(session: SessionView) -> SessionAnswer:
         waiting_bytes=session.waiting_bytes,
         kept_bytes=session.kept_bytes,
     )
-
-
-def _content(order: PushRequest) -> bytes:
-    given = order.model_fields_set
-    if ("body" in given) == ("body_base64" in given):
-        raise RequestRefused("bad-request", "expected exactly one of body and body_base64")
-    if order.body_base64 is None:
-        try:
-            return msgspec.json.encode(order.body)
-        except (UnicodeEncodeError, RecursionError, OverflowError) as error:
-            raise RequestRefused("bad-request", f"body: {error}") from error
-    try:
-        return base64.b64decode(order.body_base64, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestRefused("bad-request", f"body_base64: {error}") from error
-
-
-def _error(code: str, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> JSONResponse:
-    headers = {}
-    if retry_after_s is not None:
-        headers["retry-after"] = str(math.ceil(retry_after_s))
-    status = status or _STATUS[code]
-    if status == 401:
-        headers["www-authenticate"] = 'Bearer realm="stormline"'
-    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
-
-
-def _handle_errors(app: FastAPI) -> None:
-    @app.exception_handler(RequestRefused)
-    async def refused(_: Request, error: RequestRefused) -> Response:
-        return _error(error.code, str(error), retry_after_s=error.retry_after_s)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        # Where and what, never the value: it may be somebody's message.
-        found = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()[:8]]
-        return _error("bad-request", "; ".join(found)[: limits.REASON_CHARS_MAX])
-
-    @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> Response:
-        code = next((code for code, status in _STATUS.items() if status == error.status_code), "bad-request")
-        return _error(code, str(error.detail), status=error.status_code)
-
-    @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> Response:  # Starlette logs it, by raising it on
-        return _error("internal", "internal error")
-
-
-class _BoundedBody:
-    """ASGI middleware: takes a request's body whole, within a bound of size and time, before anything else sees it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._bodies = bodies.Reader(limits_platform.ADMIN_BODY_TIMEOUT_S)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            body = await self._bodies.read(scope, receive, limits_platform.ADMIN_BODY_BYTES_MAX)
-        except bodies.Gone:
-            return
-        except RequestRefused as error:
-            refusal = _error(error.code, str(error))
-            refusal.headers["connection"] = "close"  # the rest is not worth reading
-            await refusal(scope, receive, send)
-            return
-        await self._app(scope, bodies.replay(body, receive), send)

@@ -10,6 +10,7 @@ import math
 import socket
 from typing import cast
 
+from stormline.appgw import record
 from stormline.appgw.port import Identity
 from stormline.core import codes, errors, ids, limits, limits_platform
 from stormline.core.codes import Code
@@ -268,7 +269,7 @@ class Carrier(asyncio.Protocol):
         self._carry(Session(hub, self._loop, greeting, identity, expires_at), hello)
         if self.session is not None:
             hub.registry.add(self.session)
-            hub.opened(identity)
+            hub.opened(identity, _about(hello))
         _log.info("session %s (%s/%r) opened from %s by %.80r",
                   identity.session, identity.app, identity.device, self.peer, hello.client)  # fmt: skip
 
@@ -284,7 +285,7 @@ class Carrier(asyncio.Protocol):
             session = Session(hub, self._loop, connection, identity, expires_at)
             session.earlier_token = hello.resume
             hub.registry.add(session)
-            hub.opened(identity)
+            hub.opened(identity, _about(hello))
             if not self._over and self.machine.state is State.GREETING and connection.can_resume(hello.received):
                 self._go_on(session, hello)
                 self.pump()
@@ -306,6 +307,7 @@ class Carrier(asyncio.Protocol):
             return False
         session.expires_at = expires_at
         self._go_on(session, hello)
+        hub.described(session.identity, _about(hello))
         return True
 
     def _go_on(self, session: Session, hello: m.Hello) -> None:
@@ -432,3 +434,7 @@ class Carrier(asyncio.Protocol):
             _log.info("connection of %s ended before it was a session: %s", self.peer, why)
         self._greeting = None
         return session
+
+
+def _about(hello: m.Hello) -> record.About:
+    return record.about(hello.network, hello.client, hello.app_version, hello.tags)

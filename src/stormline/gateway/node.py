@@ -10,10 +10,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stormline.appgw.api import ApiGate
-from stormline.appgw.directory import Directory, Location
+from stormline.appgw.calls import CallNode, DeviceCalls
+from stormline.appgw.directory import Directory
 from stormline.appgw.identity import Signer
+from stormline.appgw.journal import Clearing, NodeJournal
+from stormline.appgw.nodes import Nodes
 from stormline.appgw.plans import DispatchGate
 from stormline.appgw.port import Gate, Identity
+from stormline.appgw.presence import Presence
+from stormline.appgw.presence_events import PresenceEvents
 from stormline.appgw.protocols import OwnProtocol, ProtocolGate
 from stormline.appgw.push import PushNode, PushService
 from stormline.appgw.rpc import RpcGate
@@ -24,9 +29,12 @@ from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
 from stormline.engine.port import Engine, KeyValue
 from stormline.gateway import tickets
+from stormline.gateway.apikeys import ApiKeys
+from stormline.gateway.audit import Audit
 from stormline.gateway.carrier import Carrier
 from stormline.gateway.config import Quota
 from stormline.gateway.handover import Handover
+from stormline.gateway.idempotency import Idempotency
 from stormline.gateway.late_engine import LateEngine
 from stormline.gateway.notices import Notices
 from stormline.gateway.registry import Registry
@@ -85,17 +93,23 @@ class GatewayNode:
         keys = {app: jws.load_public_keys(texts) for app, texts in config.apps.items()}
         unit, node = config.unit, config.node
         self._loop = asyncio.get_running_loop()
-        self._node = node
+        self._unit, self._node = unit, node
         self._drain_s = config.drain_s
         self._registry = Registry()
         self._engine = LateEngine(connect, ready=self._engine_ready)
-        self._directory = Directory(self._engine, unit=unit, node=node, clock=clock, superseded=self._superseded)
+        self._make_directory(clock)
         self._push_node = PushNode(self._registry, unit=unit, node=node, clock=clock)
         self.push = PushService(
             self._engine, self._directory, self._push_node, unit=unit, node=node, clock=clock, rng=rng
         )
+        self._call_node = CallNode(self._registry, unit=unit, node=node)
+        self.calls = DeviceCalls(
+            self._engine, self._directory, self._call_node, unit=unit, node=node, apps=frozenset(keys), rng=rng
+        )
+        self.keys = ApiKeys(self._engine, clock=clock, rng=rng)
+        self.audit = Audit(self._engine, node=node, clock=clock)
+        self.once = Idempotency(self._engine, clock=clock)
         self._pool = pool
-        self._unit = unit
         self._notices = Notices(keys, rng=rng, sessions=self.sessions)
         self.upstreams = UpstreamRules(self._engine, unit=unit, changed=self.book.replace)
         key = config.identity_key
@@ -118,6 +132,7 @@ class GatewayNode:
             quotas=config.quotas,
             opened=self._directory.opened,
             closed=self._directory.closed,
+            described=self._directory.described,
             changes_due=self._notices.due,
         )
         self._handover = Handover(self._hub, self._engine)
@@ -127,6 +142,34 @@ class GatewayNode:
         self.revoke = self._revocations.revoke
         self.background: list[asyncio.Task[None]] = []
 
+    def _make_directory(self, clock: Clock) -> None:
+        run = f"{int(clock.wall() * 1000):x}"
+        self._nodes = Nodes(
+            self._engine,
+            unit=self._unit,
+            node=self._node,
+            run=run,
+            clock=clock,
+            counts=lambda: self._directory.counts(),
+            died=lambda node, run, seen_ms: self._clearing.died(node, run, seen_ms),
+        )
+        watcher = PresenceEvents(self._engine, unit=self._unit)
+        self._clearing = Clearing(
+            self._engine, self._nodes, unit=self._unit, node=self._node, run=run, clock=clock, watcher=watcher
+        )
+        self._directory = Directory(
+            self._engine,
+            unit=self._unit,
+            node=self._node,
+            run=run,
+            clock=clock,
+            superseded=self._superseded,
+            alive=self._nodes.alive,
+            watcher=watcher,
+            journal=NodeJournal(self._node, run),
+        )
+        self.presence = Presence(self._engine, self._directory, self._nodes, unit=self._unit, node=self._node)
+
     def session(self) -> Carrier:
         """Make the protocol object of a new connection."""
         return Carrier(self._hub, self._loop)
@@ -135,7 +178,12 @@ class GatewayNode:
         """Look for the engine, a short while only: a node serves without it."""
         self.background.append(self._loop.create_task(self._engine.run(), name="gateway engine"))
         await asyncio.wait(self.background, timeout=limits_platform.ENGINE_FIRST_WAIT_S)
-        self.background.append(self._loop.create_task(self._directory.run(), name="gateway directory"))
+        for what, part in (
+            ("directory", self._directory),
+            ("nodes", self._nodes),
+            ("clearing", self._clearing),
+        ):
+            self.background.append(self._loop.create_task(part.run(), name=f"gateway {what}"))
         self.background.append(self._loop.create_task(self.upstreams.follow(), name="gateway upstreams"))
 
     async def leave(self, arriving: Callable[[], int] = lambda: 0) -> None:
@@ -186,6 +234,7 @@ class GatewayNode:
         with contextlib.suppress(errors.EngineError, TimeoutError):
             async with asyncio.timeout(limits_platform.DIRECTORY_FLUSH_S):
                 await self._directory.flush()
+                await self._nodes.leave()
         await self._engine.close()
         await self._pool.aclose()
 
@@ -227,21 +276,6 @@ class GatewayNode:
         """Give the live sessions, oldest first."""
         return (session for session in self._registry if isinstance(session, Session))
 
-    async def lookup(self, app: str, device: str) -> Location | None:
-        """Ask the directory; this node's own sessions are known also where it does not know (yet).
-
-        Raises:
-            EngineError: the engine is away, and the device not here.
-        """
-        here = self._registry.session_of(app, device)
-        local = None if here is None else Location(self._node, here, 0)
-        try:
-            return await self._directory.lookup(app, device) or local
-        except errors.EngineError:
-            if local is None:
-                raise
-            return local
-
     # -- callbacks ---------------------------------------------------------------------------------------------------
 
     async def _engine_ready(self, engine: Engine) -> None:
@@ -251,6 +285,10 @@ class GatewayNode:
         await self._revocations.start(engine)
         await self._notices.start(engine, self._unit)
         await self._directory.start(engine)
+        await self._nodes.start(engine)
+        await self.presence.start(engine)
+        await self._call_node.start(engine)
+        await self.calls.start(engine)
 
     def _superseded(self, identity: Identity) -> None:
         session = self._registry.get(identity.app, identity.device)

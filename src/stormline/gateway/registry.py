@@ -5,6 +5,7 @@ from typing import Protocol
 
 from stormline.appgw.port import Delivery, Identity, Push, Told
 from stormline.core.codes import Code
+from stormline.core.errors import CallError
 
 
 class LiveSession(Protocol):
@@ -24,13 +25,17 @@ class LiveSession(Protocol):
         """See `appgw.port.Downlink.push`."""
         ...
 
+    async def call(self, method: str, body: bytes, *, key: str, deadline_s: float) -> bytes:
+        """Call the app on the device and give its answer."""
+        ...
+
     def close(self, code: Code, reason: str) -> None:
         """End it with a CLOSE."""
         ...
 
 
 class Registry:
-    """Sessions by app and device: one each, the newest. `appgw.port.Downlink` of this node."""
+    """Sessions by app and device: one each, the newest. `Downlink` of `appgw.port` and `appgw.calls` for this node."""
 
     def __init__(self) -> None:
         self._sessions: dict[tuple[str, str], LiveSession] = {}
@@ -83,3 +88,10 @@ class Registry:
             told(Delivery.OFFLINE)
         else:
             session.push(push, told)
+
+    async def call(self, app: str, device: str, method: str, body: bytes, *, key: str, deadline_s: float) -> bytes:
+        """See `appgw.calls.Downlink.call`."""
+        session = self._sessions.get((app, device))
+        if session is None:
+            raise CallError(Code.CALL_UNAVAILABLE, "the device has no session")
+        return await session.call(method, body, key=key, deadline_s=deadline_s)

@@ -16,8 +16,10 @@ from stormline.core.clock import Clock, Rng
 from stormline.core.values import Address
 from stormline.engine import nats
 from stormline.engine.port import Engine
+from stormline.gateway.access import Access
 from stormline.gateway.admin import AdminView, Load, make_app
 from stormline.gateway.admin_upstreams import UpstreamsView
+from stormline.gateway.business import Business
 from stormline.gateway.config import GatewayConfig
 from stormline.gateway.listener import Door, Listener
 from stormline.gateway.node import Connect, GatewayNode, NodeConfig
@@ -81,6 +83,8 @@ class _Gateway:
             following = [
                 asyncio.create_task(tls.run(), name="gateway certificate"),
                 asyncio.create_task(tickets.run(self._node.ticket_bucket), name="gateway ticket keys"),
+                asyncio.create_task(self._node.keys.run(), name="gateway business keys"),
+                asyncio.create_task(self._node.audit.run(), name="gateway audit"),
             ]
             for task in following:
                 stack.callback(task.cancel)
@@ -133,25 +137,26 @@ class _Gateway:
     # -- the business API ----------------------------------------------------------------------------------------
 
     def _view(self) -> AdminView:
+        node, config = self._node, self._config
         return AdminView(
-            key=self._config.admin_key,
-            node=self._config.node,
-            unit=self._config.unit,
-            apps=tuple(self._config.apps),
-            push=self._node.push.push,
-            lookup=self._node.lookup,
-            sessions=self._node.sessions,
-            revoke=self._node.revoke,
-            counts=self._node.counts,
+            node=config.node,
+            unit=config.unit,
+            access=Access(config.admin_key, tuple(config.apps), node.keys, node.audit, self._clock),
+            business=Business(push=node.push.push, presence=node.presence, calls=node.calls, once=node.once),
+            revoke=node.revoke,
+            sessions=node.sessions,
+            counts=node.counts,
             load=self._load,
-            engine_connected=lambda: self._node.engine_connected,
+            engine_connected=lambda: node.engine_connected,
+            keys=node.keys,
+            audit=node.audit,
             upstreams=UpstreamsView(
-                key=self._config.operator_key,
-                read=self._node.upstreams.read,
-                write=self._node.upstreams.write,
-                book=self._node.book,
+                key=config.operator_key,
+                read=node.upstreams.read,
+                write=node.upstreams.write,
+                book=node.book,
                 now=self._clock.monotonic,
-                public_keys=None if self._node.signer is None else self._node.signer.public_keys,
+                public_keys=None if node.signer is None else node.signer.public_keys,
             ),
         )
 

@@ -21,10 +21,12 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from stormline.appgw.port import Answer, Delivery, Gate, Identity, Push, Told
+from stormline.appgw.record import About
 from stormline.core import errors, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
 from stormline.core.errors import CallError
+from stormline.gateway.asked import Asked
 from stormline.gateway.config import Quota
 from stormline.gateway.exchange import CallExchange
 from stormline.gateway.notices import Due
@@ -60,8 +62,9 @@ class Hub:
         heartbeat_s: longest silence a client is asked to keep before a PING.
         node: this node's name.
         resume_window_s: how long a session waits for its client after a loss; 0: it ends with its connection.
-        opened: told of each session once it is welcomed.
+        opened: told of each session once it is welcomed, and what its client says of itself.
         closed: told when it has ended, unless it was replaced.
+        described: told what the client says of itself as its session goes on here.
         changes_due: says what a session of an app has yet to be told of changed plans (`gateway.notices`).
         resume_tokens: makes and checks resume tokens.
         waiting: the sessions that have no connection.
@@ -86,8 +89,9 @@ class Hub:
     rng: Rng
     unit: str
     heartbeat_s: float
-    opened: Callable[[Identity], None]
+    opened: Callable[[Identity, About], None]
     closed: Callable[[Identity], None]
+    described: Callable[[Identity, About], None] = lambda identity, about: None
     changes_due: Callable[[str, int], Due | None] = lambda app, told: None
     node: str = "n1"
     resume_window_s: float = limits.RESUME_WINDOW_S
@@ -178,6 +182,7 @@ class Session:
 
     # What only some sessions need (calls, pushes, a pause) is made at first use: most of them are idle.
     __slots__ = (
+        "_asked",
         "_calls",
         "_carrier",
         "_hub",
@@ -205,6 +210,7 @@ class Session:
         self._turn: asyncio.Lock | None = None
         self._writable: asyncio.Future[None] | None = None
         self._calls: dict[int, CallExchange] | None = None
+        self._asked: dict[int, Asked] | None = None
         self._pushes: dict[int, Told] | None = None
         self._told = 0  # number of the last change of the plan that the client was told of
         self.connection = connection
@@ -323,6 +329,43 @@ class Session:
         if self._carrier is not None:
             self._carrier.flush()
 
+    async def call(self, method: str, body: bytes, *, key: str, deadline_s: float) -> bytes:
+        """Call the app on the device and give its answer. Cancelled, the device is told to stop.
+
+        A session that waits for its client takes calls in while it keeps little.
+
+        Raises:
+            CallError: the device said no, did not answer in time, or its session has ended.
+        """
+        connection = self.connection
+        if self._over or (self._carrier is None and connection.kept_bytes + len(body) > limits.KEPT_ROOM_BYTES):
+            raise CallError(Code.CALL_UNAVAILABLE, "the device has no session")
+        if not connection.can_call:
+            raise CallError(Code.CALL_TOO_MANY, "too many calls wait for the device, or it is leaving")
+        asked = Asked(self._loop)
+        headers: m.Headers = (("idempotency-key", key),) if key else ()
+        first = body[: limits.CHUNK_BYTES_MAX]
+        more = len(body) > len(first)
+        call_id = connection.send_call("rpc", method, headers=headers, body=first, more=more, deadline_s=deadline_s)
+        for at in range(len(first), len(body), limits.CHUNK_BYTES_MAX):  # all of it is within the first credit
+            end = at + limits.CHUNK_BYTES_MAX
+            connection.send_data(call_id, body[at:end], end=end >= len(body))
+        if self._asked is None:
+            self._asked = {}
+        self._asked[call_id] = asked
+        self.flush()
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await asked.answer
+        except TimeoutError as error:
+            raise CallError(Code.CALL_DEADLINE, "the device did not answer in time", maybe_delivered=True) from error
+        finally:
+            if self._asked is not None:
+                self._asked.pop(call_id, None)
+            if connection.is_open(call_id):
+                connection.send_cancel(call_id)
+                self.flush()
+
     def tell_changes(self) -> None:
         """See `gateway.notices.Recipient.tell_changes`.
 
@@ -391,6 +434,8 @@ class Session:
             case e.DataReceived():
                 if call := self._call(event.call_id):
                     call.feed(event.body, end=event.end)
+                else:
+                    self._answered(event)
             case e.CreditGranted():
                 if call := self._call(event.call_id):
                     call.credit_granted()
@@ -398,8 +443,15 @@ class Session:
                 call = self._calls.pop(event.call_id, None) if self._calls else None
                 if call is not None and call.task is not None:
                     call.task.cancel()
+            case e.ReplyReceived() | e.CallFailed():
+                self._answered(event)
             case _:  # a client's GOAWAY, PONG: nothing to do, the machine keeps account
                 pass
+
+    def _answered(self, event: e.ReplyReceived | e.DataReceived | e.CallFailed) -> None:
+        asked = self._asked.get(event.call_id) if self._asked else None
+        if asked is not None:
+            asked.take(event, self.connection)
 
     def _call(self, call_id: int) -> CallExchange | None:
         return self._calls.get(call_id) if self._calls else None
@@ -497,6 +549,8 @@ class Session:
         for call in calls.values() if calls else ():
             if call.task is not None:
                 call.task.cancel()
+        for asked in self._asked.values() if self._asked else ():
+            asked.fail(Code.CALL_UNAVAILABLE, "the device's session has ended", maybe_delivered=True)
         pushes, self._pushes = self._pushes, None
         for told in pushes.values() if pushes else ():
             told(Delivery.UNCONFIRMED)

@@ -37,6 +37,8 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
         network: kind of network, `wifi`, `cell`, `wired` or `unknown`.
         client: name and version of its library, for statistics.
         capabilities: optional features it understands.
+        app_version: version of the application, for statistics.
+        tags: words the application gives this device, by which a business finds it.
     """
 
     versions: tuple[int, ...]
@@ -48,6 +50,8 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
     network: str = "unknown"
     client: str = ""
     capabilities: tuple[str, ...] = ()
+    app_version: str = ""
+    tags: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Show all but the credentials."""

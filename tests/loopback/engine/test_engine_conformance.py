@@ -367,6 +367,33 @@ class TestKeys:
             await kv.create("k", b"2")
         assert (await must(kv, "k")) == b"1"
 
+    async def test_many_keys_are_read_in_one_request_as_they_are_now(self, platform):
+        kv = await (await platform.engine()).kv("b", persistent=False)
+        revisions = {key: await kv.put(key, key.encode()) for key in ("a.b", "a.c.d", "ab.c", "z", "a.e")}
+        revisions["a.b"] = await kv.put("a.b", b"newer")
+        await kv.delete("a.e")
+        found = await kv.get_many(["a.b", "z", "a.e", "never"])
+        assert {key: (entry.value, entry.revision) for key, entry in found.items()} == {
+            "a.b": (b"newer", revisions["a.b"]),
+            "z": (b"z", revisions["z"]),
+        }
+        assert await kv.get_many(["never"]) == await kv.get_many([]) == {}
+        below = await kv.under("a")
+        assert {key: entry.value for key, entry in below.items()} == {"a.b": b"newer", "a.c.d": b"a.c.d"}
+        assert await kv.under("a.c.d") == await kv.under("nothing") == {}
+        for wrong in (["a", ""], ["a.*"], ["k"] * (limits.ENGINE_KV_READ_MAX + 1)):
+            with pytest.raises(errors.ConfigError):
+                await kv.get_many(wrong)
+
+    async def test_more_keys_below_a_prefix_than_one_read_gives_are_an_error(self, platform):
+        kv = await (await platform.engine()).kv("b", persistent=False)
+        for start in range(0, limits.ENGINE_KV_READ_MAX, 128):
+            await asyncio.gather(*(kv.put(f"a.{number}", b"x") for number in range(start, start + 128)))
+        assert len(await kv.under("a")) == limits.ENGINE_KV_READ_MAX
+        await kv.put("a.more", b"x")
+        with pytest.raises(errors.EngineError):
+            await kv.under("a")
+
     async def test_create_after_delete_works(self, platform):
         kv = await (await platform.engine()).kv("b", persistent=False)
         first = await kv.create("k", b"1")
@@ -543,6 +570,7 @@ class TestLoss:
         asker, worker = await platform.engine(), await platform.engine()
         await worker.serve("t.echo", echo, queue="q")
         await asker.request("t.echo", b"", timeout_s=WAIT_S)
+        kv = await asker.kv("b", persistent=True)
 
         await platform.cut()
 
@@ -553,6 +581,8 @@ class TestLoss:
             asker.request("t.echo", b"", timeout_s=60.0),
             asker.publish("t.echo", b""),
             asker.kv("b", persistent=True),
+            kv.get_many(["k"]),
+            kv.under("k"),
         ):
             with pytest.raises(errors.EngineUnavailable) as caught:
                 await attempt

@@ -201,6 +201,7 @@ class TestBusinessCredential:
             "$SYS.REQ.SERVER.PING",
             "$SRV.PING",
             "_INBOX.guess.1",
+            "presence.u1.demo.online._.mrsq",
         ],
     )
     async def test_business_publish_outside_rpc_is_refused_and_not_delivered(self, server, biz, subject):
@@ -213,7 +214,7 @@ class TestBusinessCredential:
         async def listener(message: Message) -> None:
             heard.append(message.subject)
 
-        for pattern in ("core.>", "u.>", "_INBOX.guess.*"):
+        for pattern in ("core.>", "u.>", "_INBOX.guess.*", "presence.>"):
             await core.subscribe(pattern, listener)
         with pytest.raises(nats.errors.TimeoutError):
             await client.request(subject, b"", timeout=0.2)
@@ -224,7 +225,9 @@ class TestBusinessCredential:
         assert heard == []
         await core.close()
 
-    @pytest.mark.parametrize("subject", [">", "core.>", "$KV.>", "$JS.>", "u.>", "*", "*.secret", "$SYS.>", "_R_.>"])
+    @pytest.mark.parametrize(
+        "subject", [">", "core.>", "device.>", "$KV.>", "$JS.>", "u.>", "*", "*.secret", "$SYS.>", "_R_.>"]
+    )
     async def test_business_subscription_outside_rpc_is_refused(self, server, biz, subject):
         client, refused = biz
         stolen = []
@@ -242,6 +245,21 @@ class TestBusinessCredential:
         await client.flush()
         assert any("permissions violation for subscription" in text for text in refused)
         assert stolen == []
+        await core.close()
+
+    async def test_business_calls_what_core_answers_for_devices_and_hears_of_presence(self, server, biz):
+        client, refused = biz
+        hearing = await client.subscribe("presence.>")
+        await client.flush()
+        core = await connect(server.core, rng=SystemRng())
+        await core.serve("device.*.*.>", _answer, queue="gateways")
+        answer = await client.request("device.demo.mrsq.a.b", b"question", timeout=10.0)
+        await core.publish("presence.u1.demo.online._.mrsq", b"{}")
+        await core.request("device.demo.mrsq.a.b", b"", timeout_s=10.0)
+        heard = await hearing.next_msg(timeout=10.0)
+        assert (heard.subject, heard.data) == ("presence.u1.demo.online._.mrsq", b"{}")
+        assert answer.data == (await _answer(answer)).data
+        assert refused == []
         await core.close()
 
     async def test_business_inbox_wildcard_hears_nothing_of_core(self, server, biz):

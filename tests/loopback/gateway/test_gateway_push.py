@@ -219,8 +219,16 @@ class TestApi:
         paths = (await gateway.admin.get("/openapi.json")).json()["paths"]
         upstreams = {"/v1/upstreams", "/v1/upstreams/health", "/v1/identity-keys"}
         assert set(paths) - upstreams == {
-            "/v1/push",
+            "/v1/audit",
+            "/v1/calls",
             "/v1/devices/{device}",
+            "/v1/keys",
+            "/v1/keys/{key_id}",
+            "/v1/presence",
+            "/v1/presence/counts",
+            "/v1/presence/devices/{device}",
+            "/v1/presence/users/{user}",
+            "/v1/push",
             "/v1/revocations",
             "/v1/sessions",
             "/v1/load",
