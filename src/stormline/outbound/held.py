@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from stormline.core import errors, limits
 from stormline.core.phase import Phase
@@ -17,6 +17,7 @@ from stormline.outbound.messages import HttpRequest
 if TYPE_CHECKING:
     from stormline.net.tcpinfo import TcpInfo
     from stormline.outbound.http2 import Http2Connection
+    from stormline.outbound.http3 import Http3Connection
 
 
 class Origin(NamedTuple):
@@ -62,7 +63,7 @@ class Held:
     Attributes:
         key: the place it leads to.
         connection: HTTP/1.1, one request at a time.
-        shared: HTTP/2, in its stead, for many.
+        shared: HTTP/2 or HTTP/3, in its stead, for many.
         made: the pool's count of what began, when it was made: who began to wait before has a lower number.
         promised: requests that were given a stream of it and have not begun.
         on_doubt: called when it is doubted or distrusted.
@@ -76,7 +77,7 @@ class Held:
     def __init__(self, key: Key, connection: Http1Connection | None, made: int = 0) -> None:
         self.key = key
         self.connection = connection
-        self.shared: Http2Connection | None = None
+        self.shared: Http2Connection | Http3Connection | None = None
         self.made = made
         self.promised = 0
         self.on_doubt: Callable[[Held], None] | None = None
@@ -87,9 +88,9 @@ class Held:
 
     @property
     def stream(self) -> Stream | None:
-        """The bytes below, None while the connection is being made."""
+        """The bytes below, None while the connection is being made. HTTP/3's only tells of itself: it carries none."""
         connection = self.shared or self.connection
-        return None if connection is None else connection.stream
+        return None if connection is None else cast("Stream", connection.stream)
 
     @property
     def peer(self) -> Address | None:

@@ -72,6 +72,8 @@ class Exchange:
                  "_out", "_out_last", "_out_taken", "_peer", "_reading", "_sent_all", "_size", "_source", "_time",
                  "_waiter", "complete", "finished", "mark", "request", "status", "stream_id", "uploads")  # fmt: skip
 
+    http_version = "HTTP/2"
+
     def __init__(
         self,
         carrier: Carrier,
@@ -107,6 +109,11 @@ class Exchange:
         self.complete = self.finished = False
 
     @property
+    def delivered(self) -> bool:
+        """The peer may know of it: a head that the writer has begun to hand over goes out, whatever we say later."""
+        return self.stream_id != 0
+
+    @property
     def moved_at(self) -> float:
         """The loop's time when bytes of its stream last went either way."""
         return self._moved_at
@@ -133,7 +140,7 @@ class Exchange:
         except BaseException:
             await self._end()
             raise
-        return HttpResponse(self.status, b"", "HTTP/2", self._headers, self._peer, reused, self)
+        return HttpResponse(self.status, b"", self.http_version, self._headers, self._peer, reused, self)
 
     def _news(self) -> asyncio.Future[None]:
         """Give what is done when something happens."""
@@ -370,7 +377,6 @@ class Exchange:
             errors.DeadlineExceeded(
                 f"{self._peer}: {what}, while in {phase}",
                 phase=phase,
-                # A head that the writer has begun to hand over goes out, whatever we say afterwards.
-                maybe_delivered=self.stream_id != 0,
+                maybe_delivered=self.delivered,
             )
         )

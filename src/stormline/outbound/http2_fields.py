@@ -80,7 +80,7 @@ def _fault(fields: Fields) -> str:
     return ""
 
 
-class _Huffman:
+class Huffman:
     """Codes texts as `hpack.huffman.HuffmanEncoder` does, in a fifth of its time."""
 
     _bits: Final = [f"{code:0{size}b}" for code, size in zip(REQUEST_CODES, REQUEST_CODES_LENGTH, strict=True)]
@@ -99,7 +99,7 @@ class FieldEncoder(hpack.Encoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.huffman_coder = _Huffman()  # type: ignore[assignment]  # all that is used of it
+        self.huffman_coder = Huffman()  # type: ignore[assignment]  # all that is used of it
         self._known: dict[tuple[bytes, bytes], bytes] = {}
         self._known_never: dict[tuple[bytes, bytes], bytes] = {}  # those that are to enter no table, equal to others
 
