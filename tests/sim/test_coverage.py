@@ -33,7 +33,7 @@ OTHERS = (
     "../unit/test_policy_means.py",
 )
 """Tests that are measured too: of this folder, and of relays, WebSockets and the API gate, which no scenario has."""
-APART = {"policy/diagnosis.py", "policy/pace.py"}
+APART = {"policy/diagnosis.py", "policy/natlife.py", "policy/pace.py"}
 """What a diagnosis asks the kernel for no simulated network has; `tests/property` holds its rules."""
 _RUNNER = """
 import sys, pytest
