@@ -100,6 +100,43 @@ def test_call_counts_as_delivered_exactly_where_it_may_have_been():
     assert [event.call_id for event in heard.server] == [left, stayed, new]
 
 
+@pytest.mark.parametrize("side", Role)
+def test_call_given_up_before_the_peer_has_it_is_never_said_and_what_follows_moves_up(side):
+    pair = open_pair()
+    ours, theirs = pair.side(side), pair.side(side.peer)
+    has = ours.send_call("rpc", "a.b")
+    pair.pump()
+    lost = ours.send_call("rpc", "a.b", more=True)
+    ours.send_data(lost, b"piece")
+    waits = ours.send_call("rpc", "a.b", body=b"1")
+    ours.data_to_send()
+    pair.client.detach()
+    pair.server.detach()
+    for given_up in (ours.send_call("rpc", "a.b"), has, lost):
+        ours.send_cancel(given_up)
+    assert pair.join()
+    after = ours.send_call("rpc", "a.b")
+    heard = pair.pump()
+    events = heard.client if side is Role.SERVER else heard.server
+    assert [(type(event), event.call_id) for event in events] == [
+        (e.CallReceived, waits), (e.CallCancelled, has), (e.CallReceived, after),
+    ]  # fmt: skip
+    assert theirs.received == ours._kept.sent == 4
+    assert pair.join()
+    assert pair.pump() == ([], [])
+
+
+def test_frame_of_a_later_version_is_sent_again_as_it_was():
+    pair = open_pair()
+    unknown = b"\x00\x00\x00\x02\x91\x63"
+    pair.server.detach()
+    pair.server._ledger().add(unknown)
+    pair.client.detach()
+    client = Connection(Role.CLIENT, 0.0)
+    pair.server.resume(client, 0, 0.0)
+    assert pair.server.data_to_send() == unknown
+
+
 def test_call_that_the_peer_has_is_delivered_wherever_the_session_goes():
     pair = open_pair()
     call = pair.client.send_call("rpc", "a.b")

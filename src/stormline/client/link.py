@@ -135,8 +135,13 @@ class LinkCall:
 
     @property
     def maybe_delivered(self) -> bool:
-        """False while the kernel has taken nothing of this call."""
-        return self._link.sent_bytes > self.offset
+        """False where nothing of this call has left, nor will once it is given up: the next connection does without it.
+
+        What was put out on a connection that stands still leaves, however late.
+        """
+        link = self._link
+        carried = link.closed is None and not link.machine.detached
+        return carried or link.sent_bytes > self.offset
 
     def start_body(self, chunks: AsyncIterator[bytes]) -> None:
         """Send the rest of the request body as credit allows, beside the waiting for the answer.
@@ -710,11 +715,12 @@ class Link:
         if self._expiry is not None:
             self._expiry.cancel()
         calls, self._calls = list(self._calls.values()), {}
+        undelivered = any(not call.maybe_delivered for call in calls)
         for call in calls:
             call.fail(self._lost_error(call, closed))
         self._wake_waiter()
         self._arm()
-        final = self.machine.data_to_send()
+        final = b"" if undelivered else self.machine.data_to_send()  # what was called undelivered stays so
         self.machine.release()
         self._part(final)
         self._drained.set()

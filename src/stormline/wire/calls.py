@@ -1,8 +1,13 @@
-"""One open call on a long connection: how far it is, and the flow control of its bodies."""
+"""Open calls on a long connection: how far each is, the flow control of its bodies, and what is sent again of it."""
+
+import contextlib
+from collections.abc import Container
 
 from stormline.core import limits
 from stormline.core.codes import Code
 from stormline.core.errors import LocalProtocolError, RemoteProtocolError
+from stormline.wire import frames
+from stormline.wire import messages as m
 
 
 class OpenCall:
@@ -17,11 +22,9 @@ class OpenCall:
         receive_credit: body bytes that the peer may send now.
         consumed: body bytes of the peer that have been used up and not been granted anew.
         offset: where it begins in the stream of all bytes put out; ours only.
-        number: of its CALL among the frames we sent, where frames are counted.
     """
 
-    __slots__ = ("answered", "consumed", "number", "offset", "ours", "receive_credit", "receiving",
-                 "send_credit", "sending")  # fmt: skip
+    __slots__ = ("answered", "consumed", "offset", "ours", "receive_credit", "receiving", "send_credit", "sending")
 
     def __init__(self, *, ours: bool, sending: bool, receiving: bool, offset: int) -> None:
         self.ours = ours
@@ -32,7 +35,6 @@ class OpenCall:
         self.receive_credit = limits.CREDIT_BYTES
         self.consumed = 0
         self.offset = offset
-        self.number = 0
 
     def take(self, call_id: int, size: int) -> None:
         """The peer has sent body bytes; raises RemoteProtocolError where it had no credit for them."""
@@ -64,3 +66,28 @@ class OpenCall:
         self.send_credit += size
         if self.send_credit > limits.CREDIT_WINDOW_BYTES_MAX:
             raise RemoteProtocolError(f"credit of call {call_id} overflows", Code.FLOW_CONTROL)
+
+
+def still_wanted(unreceived: list[bytes], open_calls: Container[int]) -> tuple[list[bytes], dict[int, int]]:
+    """Leave the calls that were given up out of frames of ours that the peer has not received.
+
+    It hears nothing of them: who gave one up was told that it had not left, or has long ceased to wait.
+
+    Returns:
+        The frames that are left, and where among them the CALL of each open call is.
+    """
+    wanted: list[bytes] = []
+    places: dict[int, int] = {}
+    given_up: set[int] = set()
+    for frame in unreceived:
+        message: m.Message | None = None
+        with contextlib.suppress(RemoteProtocolError):  # of a later version, by whose node it was kept
+            message = frames.decode_payload(memoryview(frame)[frames.PREFIX_BYTES :])
+        match message:
+            case m.Call() if message.id in open_calls:
+                places[message.id] = len(wanted)
+            case m.Call():
+                given_up.add(message.id)
+        if not (isinstance(message, (m.Call, m.Data, m.Cancel, m.Credit)) and message.id in given_up):
+            wanted.append(frame)
+    return wanted, places

@@ -24,7 +24,7 @@ from stormline.core.errors import LocalProtocolError, RemoteProtocolError
 from stormline.wire import events as e
 from stormline.wire import frames, kept, states
 from stormline.wire import messages as m
-from stormline.wire.calls import OpenCall
+from stormline.wire.calls import OpenCall, still_wanted
 from stormline.wire.checks import check_body, check_chunk, check_headers, milliseconds, seconds
 from stormline.wire.pushes import Pushes
 from stormline.wire.states import Role, State
@@ -307,6 +307,8 @@ class Connection:
     def resume(self, greeting: "Connection", received: int, now: float) -> None:
         """Go on over the transport on which `greeting` has met the peer; that machine is used up by it.
 
+        What the peer has not received is sent again, without the calls that were given up meanwhile.
+
         Call it as soon as `greeting` has sent or received the WELCOME, before anything else is read from it.
 
         Args:
@@ -325,13 +327,15 @@ class Connection:
         self._now = self._last_frame = now
         self._in, self._out, self._eof = greeting._in, greeting._out, greeting._eof
         again: list[bytes] = []
+        places: dict[int, int] = {}
         if self._kept is not None:
             self._kept.confirmed(received)
             self._kept.tell()
-            again = self._kept.after(received) or []
+            again, places = still_wanted(self._kept.after(received) or [], self._calls)
+            self._kept.replace(again)
         begins = kept.offsets(greeting._queued_bytes, again)
-        for call in self._calls.values():
-            call.offset = begins[call.number - received - 1] if call.number > received else _DELIVERED
+        for call_id, call in self._calls.items():
+            call.offset = begins[places[call_id]] if call_id in places else _DELIVERED
         self._out += again
         self._queued_bytes = greeting._queued_bytes + sum(map(len, again))
 
@@ -380,7 +384,6 @@ class Connection:
         self._send(m.Call(call_id, gate, method, target, headers, body, more, milliseconds(deadline_s)))
         self._next_call += 2
         call = OpenCall(ours=True, sending=more, receiving=True, offset=_NOT_SENT if self.detached else offset)
-        call.number = self._kept.sent if self._kept is not None else 0
         call.send_credit -= len(body)
         self._calls[call_id] = call
         return call_id

@@ -87,6 +87,14 @@ class Kept:
             return None
         return self._frames[count - self.first + 1 :] if self._frames else []
 
+    def replace(self, frames: list[bytes]) -> None:
+        """Keep these instead of all that are kept, none of which the peer has received; they take their numbers."""
+        first = self.first
+        self.release()
+        self.first = first
+        for frame in frames:
+            self.add(frame)
+
     def restore(self, first: int, received: int, frames: list[bytes]) -> None:
         """Take over what was kept elsewhere."""
         self.first, self.received, self.told = first, received, received
