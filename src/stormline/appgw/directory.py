@@ -225,6 +225,18 @@ class Directory:
         self._new[key] = None
         self._woken.set()
 
+    def bound(self, identity: Identity) -> None:
+        """Note that a session is another user's now: those who watch hear that he is online."""
+        key = key_of(identity.app, identity.device)
+        lease = self._leases.get(key)
+        if lease is None or lease.identity.session != identity.session:
+            return
+        lease.identity = identity
+        lease.indexed_ms = 0
+        lease.told = False
+        self._new[key] = None
+        self._woken.set()
+
     def _shared(self, about: About) -> About:
         """Give the same object for the same words: a thousand devices share them."""
         known = self._abouts.get(about)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from stormline.client.binding import bind
 from stormline.client.link import Link, LinkCall
 from stormline.client.longline import LongLine
 from stormline.client.ownprotocol import OwnProtocol
@@ -358,6 +359,65 @@ class Channel:
     def user(self) -> str | None:
         """The user of the session that stands, empty where nobody is logged in; None where no session stands."""
         return None if self.session is None else self.session.user
+
+    # -- whose the session is ----------------------------------------------------------------------------------------
+
+    async def bind(self, token: str, *, deadline_s: float = limits.CALL_DEADLINE_S) -> messages.Welcome:
+        """Let a user log in: have the session that stands be whose the token says, and every later one.
+
+        Nothing is reconnected; calls under way stay whose they were, calls made after the return are the new user's.
+        The app's backend makes the token, for this device (`tokens` of the platform). Where it expires or is refused
+        later the device goes on as it was before.
+
+        Args:
+            token: a device token that names the user.
+            deadline_s: seconds for all of it, a connection included.
+
+        Returns:
+            The session's greeting, with its user of now.
+
+        Raises:
+            CallError: the gateway refused the token; nothing has changed.
+            TransportError: it is not known to be done; where it may be, the connection is given up, so that what
+                follows is the earlier user's for certain.
+        """
+        scheduling = self._runtime.scheduling
+        if scheduling is None:
+            raise errors.LocalProtocolError("there is no platform")
+        welcome = await self._bind(token, deadline_s)
+        scheduling.bind(token)
+        return welcome
+
+    async def unbind(self, *, deadline_s: float = limits.CALL_DEADLINE_S) -> messages.Welcome:
+        """Let the user log out: the session is whose it was before the first `bind`; else as `bind`."""
+        scheduling = self._runtime.scheduling
+        if scheduling is None:
+            raise errors.LocalProtocolError("there is no platform")
+        welcome = await self._bind(scheduling.own_token, deadline_s)
+        scheduling.bind(None)
+        return welcome
+
+    async def _bind(self, token: str, deadline_s: float) -> messages.Welcome:
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(deadline_s) as timeout:
+                while link is None or link.welcome is None:
+                    await self.wait_connected()
+                    link = self._link
+                bound = await bind(link, token, deadline_s)
+        except BaseException as error:
+            if link is not None and not isinstance(error, errors.CallError):
+                await link.close(reason="it is not known whose the session is")
+            if isinstance(error, TimeoutError) and timeout.expired():
+                raise errors.DeadlineExceeded(
+                    "no answer whose the session is", phase=Phase.FIRST_BYTE, maybe_delivered=link is not None
+                ) from error
+            raise
+        if self._link is link:
+            self.session = bound
+            if self._outbox is not None:
+                self._outbox.welcomed()
+        return bound
 
     # -- own protocols -----------------------------------------------------------------------------------------------
 

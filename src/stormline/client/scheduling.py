@@ -90,6 +90,7 @@ class Scheduling:
         self._residence = Residence(bundle.app, clock, store)
         self._hold_token(config.token.reveal() if config.token is not None else bundle.token)
         self._token_given = bool(self._token)
+        self._own: str | None = None  # the device's own token, while a user's is in its place
         self._enrolling: asyncio.Task[str] | None = None
         self._unit_told = ""
         self._role = ""
@@ -108,6 +109,19 @@ class Scheduling:
         if restored is not None:
             self._unit_told = restored.unit
             self._hosts.update(dict.fromkeys(list(restored.hosts)[: limits.PLAN_HOSTS_MAX]))
+
+    def bind(self, token: str | None) -> None:
+        """Be who a token names from the next greeting on; None: who the device was before."""
+        if token is None:
+            token, self._own = self.own_token, None
+        elif self._own is None:
+            self._own = self._token
+        self._hold_token(token)
+
+    @property
+    def own_token(self) -> str:
+        """The token that the device had before any user's was put in its place."""
+        return self._token if self._own is None else self._own
 
     def _hold_token(self, token: str) -> None:
         self._token = token
@@ -357,7 +371,10 @@ class Scheduling:
         return await asyncio.shield(self._enrolling)
 
     def token_rejected(self) -> bool:
-        """The gateway did not take the token; True where a new one can be got by itself."""
+        """The gateway did not take the token; True where another can be tried: the device's own, or a new one."""
+        if self._own is not None:
+            self.bind(None)
+            return True
         if self._token_given:
             return False
         if self._enrolling is None or self._enrolling.done():

@@ -133,6 +133,7 @@ class GatewayNode:
             opened=self._directory.opened,
             closed=self._directory.closed,
             described=self._directory.described,
+            bound=self._directory.bound,
             changes_due=self._notices.due,
         )
         self._handover = Handover(self._hub, self._engine)

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from stormline.appgw.port import Answer, Delivery, Gate, Identity, Push, Told
@@ -27,6 +28,7 @@ from stormline.core.clock import Clock, Rng
 from stormline.core.codes import Code
 from stormline.core.errors import CallError
 from stormline.gateway.asked import Asked
+from stormline.gateway.binding import GATE, bind
 from stormline.gateway.config import Quota
 from stormline.gateway.exchange import CallExchange
 from stormline.gateway.notices import Due
@@ -65,6 +67,7 @@ class Hub:
         opened: told of each session once it is welcomed, and what its client says of itself.
         closed: told when it has ended, unless it was replaced.
         described: told what the client says of itself as its session goes on here.
+        bound: told whose a session is from now on.
         changes_due: says what a session of an app has yet to be told of changed plans (`gateway.notices`).
         resume_tokens: makes and checks resume tokens.
         waiting: the sessions that have no connection.
@@ -92,6 +95,7 @@ class Hub:
     opened: Callable[[Identity, About], None]
     closed: Callable[[Identity], None]
     described: Callable[[Identity, About], None] = lambda identity, about: None
+    bound: Callable[[Identity], None] = lambda identity: None
     changes_due: Callable[[str, int], Due | None] = lambda app, told: None
     node: str = "n1"
     resume_window_s: float = limits.RESUME_WINDOW_S
@@ -459,6 +463,9 @@ class Session:
     # -- inside: calls -------------------------------------------------------------------------------------------
 
     def _open_call(self, event: e.CallReceived) -> None:
+        if event.gate == GATE:
+            self._bind(event)
+            return
         try:
             gate = self._hub.router.route(event.gate)
             if event.deadline_s is not None and event.deadline_s <= 0:
@@ -498,6 +505,26 @@ class Session:
         self._hub.tasks[task] = None
         self._hub.calls[self.app] = self._hub.calls.get(self.app, 0) + 1
         task.add_done_callback(functools.partial(self._served, exchange, gate))
+
+    def _bind(self, event: e.CallReceived) -> None:
+        """Let another user have the session, as a token of the same device says; calls under way stay whose they were.
+
+        The resume token changes with the user: a client that has not heard of it begins a session of its own.
+        """
+        hub, earlier = self._hub, self.identity
+        try:
+            identity, token = bind(event, earlier, hub.keys[earlier.app], hub.clock.wall())
+        except CallError as error:
+            self._fail(event.call_id, error)
+            return
+        self.identity = identity
+        self.expires_at = self._loop.time() + token.exp - hub.clock.wall()
+        self.earlier_token = ""
+        hub.bound(identity)
+        _log.info("%s is another user's now", self._name())
+        resume = hub.resume_tokens.mint(identity) if self.connection.resumable else ""
+        body = msgspec.json.encode({"user": identity.user, "resume": resume})
+        self.connection.send_reply(event.call_id, 0, body=body)
 
     def _served(self, exchange: CallExchange, gate: Gate, task: asyncio.Task[None]) -> None:
         """A call's task has ended; whatever happened in it ends here."""
