@@ -472,6 +472,7 @@ class TestOther:
     async def test_health_names_unit_and_version(self, start: Start) -> None:
         centre = await start()
         assert (await centre.client.get("/healthz")).json() == {
+            "closes": {},
             "status": "ok",
             "unit": "u1",
             "version": 4,

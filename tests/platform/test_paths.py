@@ -125,7 +125,7 @@ class TestGet:
         answer = platform.command("get", "-v", "https://shop.demo/feed")
         assert json.loads(answer.stdout)
         for told in (
-            r"plan version \d+: 2 endpoints",
+            r"plan version \d+: 3 endpoints",
             r"try long",
             r"connected sl-tls 127",
             r"status 200",

@@ -30,7 +30,9 @@ OTHERS = (
     "../property/test_policy_carriers.py",
     "../property/test_policy_compress.py",
     "../property/test_policy_httpcache.py",
+    "../property/test_policy_intake.py",
     "../unit/test_policy_means.py",
+    "../unit/test_policy_reconnect.py",
 )
 """Tests that are measured too: of this folder, and of relays, WebSockets and the API gate, which no scenario has."""
 APART = {"policy/diagnosis.py", "policy/natlife.py", "policy/pace.py"}

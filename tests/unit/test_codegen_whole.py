@@ -153,8 +153,10 @@ def gateway_document() -> dict[str, Any]:
     from stormline.core.values import Secret
     from stormline.gateway.access import Access
     from stormline.gateway.admin import AdminView, make_app
+    from stormline.gateway.admin_upstreams import UpstreamsView
 
     none: Any = None
+    upstreams = UpstreamsView(key=none, read=none, write=none, book=none, now=none, public_keys=none)
     view = AdminView(
         node="n1",
         unit="u1",
@@ -163,7 +165,9 @@ def gateway_document() -> dict[str, Any]:
         revoke=none,
         sessions=none,
         counts=none,
+        load=none,
         engine_connected=none,
+        upstreams=upstreams,
         keys=none,
         audit=none,
     )

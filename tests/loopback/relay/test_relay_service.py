@@ -232,7 +232,7 @@ async def test_the_gateway_is_found_behind_tls_alone(stage):
     assert ohttp.decode_keys(found.content) == (stage.config,)
     assert (await stage.ask(stage.head(), at=stage.tls + service.GATEWAY_PATH)).status == 200
     assert (await stage.http.get(stage.relay + service.GATEWAY_PATH[1:])).status_code == 404
-    assert (await stage.http.get(stage.relay + "healthz")).json() == {"status": "ok"}
+    assert (await stage.http.get(stage.relay + "healthz")).json() == {"status": "ok", "closes": {}}
 
 
 async def test_one_line_cannot_take_all(stage):
