@@ -44,24 +44,6 @@ SETTLE_STEP_S = 0.01
 SETTLE_STEPS = int(SETTLE_S / SETTLE_STEP_S)
 
 
-LONGEST_FIRST = ("tests/platform/", "tests/lab/", "tests/sim/", "tests/loopback/engine/")
-"""Folders whose files take minutes. Several processes share a run file by file; one that began such a file last would
-be alone with it while the others have nothing left."""
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, in the order that chance gave them."""
-    here = str(Path(__file__).parents[1]) + "/"
-    rank = {folder: place for place, folder in enumerate(LONGEST_FIRST)}
-
-    def place(item: pytest.Item) -> int:
-        path = str(item.path).removeprefix(here)
-        return next((rank[folder] for folder in rank if path.startswith(folder)), len(rank))
-
-    items.sort(key=place)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print, also with -q, what repeats this run's order and its random numbers."""
     seed = config.getoption("randomly_seed", None)
