@@ -131,12 +131,13 @@ bench: setup  ## measure this machine; results go to bench/results/
 lab: setup peers system-tools  ## run the weak-network laboratory's standard set, as root, in ten minutes
 	@exec $(BIN)/stormline lab $(LAB_ARGS)
 
-soak: setup  ## property tests and simulated storms with new seeds for SOAK_S seconds
+soak: setup  ## property tests, simulated storms with new seeds, the engine on a cluster, for SOAK_S seconds
 	@end=$$(( $$(date +%s) + $(SOAK_S) )); round=0; \
 	while [ "$$(date +%s)" -lt "$$end" ]; do \
 		round=$$(( round + 1 )); echo "soak: round $$round, $$(( end - $$(date +%s) )) s left"; \
 		$(BIN)/pytest -q --timeout=1800 --hypothesis-profile=soak --hypothesis-seed="$$RANDOM$$RANDOM" tests/property; \
 		$(BIN)/stormline sim all --seconds 60; \
+		STORMLINE_CLUSTER=1 $(BIN)/pytest -q --timeout=1800 tests/loopback/engine -k cluster; \
 	done
 
 lock: setup  ## write requirements/*.txt anew from pyproject.toml (LOCK_ARGS=--upgrade for newer versions)

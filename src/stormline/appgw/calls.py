@@ -24,6 +24,7 @@ from typing import Final, Protocol
 import msgspec
 
 from stormline.appgw import subjects
+from stormline.appgw.port import Lookup, Place
 from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.clock import Rng
 from stormline.core.codes import Code
@@ -71,28 +72,6 @@ class Server(Protocol):
 
     async def subscribe(self, subject: str, handler: Listener, *, queue: str = "") -> Subscription:
         """See `engine.port.Engine.subscribe`."""
-        ...
-
-
-class Place(Protocol):
-    """Where a device is; `appgw.record.Record` is one."""
-
-    @property
-    def node(self) -> str:
-        """The node that holds its session."""
-        ...
-
-    @property
-    def session(self) -> str:
-        """The session's id."""
-        ...
-
-
-class Lookup(Protocol):
-    """What the caller's side needs of the directory."""
-
-    async def lookup(self, app: str, device: str) -> Place | None:
-        """See `appgw.directory.Directory.lookup`."""
         ...
 
 

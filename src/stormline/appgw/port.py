@@ -201,6 +201,28 @@ Told: TypeAlias = Callable[[Delivery], None]
 """Hears once what became of a push. Never raises."""
 
 
+class Place(Protocol):
+    """Where a device is; `appgw.record.Record` is one."""
+
+    @property
+    def node(self) -> str:
+        """The node that holds its session."""
+        ...
+
+    @property
+    def session(self) -> str:
+        """The session's id."""
+        ...
+
+
+class Lookup(Protocol):
+    """What those who send to a device need of the directory."""
+
+    async def lookup(self, app: str, device: str) -> Place | None:
+        """See `appgw.directory.Directory.lookup`."""
+        ...
+
+
 class Downlink(Protocol):
     """The way to the devices whose sessions this node holds."""
 

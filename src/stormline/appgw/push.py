@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from stormline.appgw import subjects
-from stormline.appgw.port import Delivery, Downlink, Push
+from stormline.appgw.port import Delivery, Downlink, Lookup, Place, Push
 from stormline.core import errors, ids, limits, limits_platform
 from stormline.core.clock import Clock, Rng
 from stormline.engine.port import Handler, Message, Reply, Subscription, error_reply, reply_error
@@ -38,28 +38,6 @@ class Server(Protocol):
 
     async def serve(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
         """See `engine.port.Engine.serve`."""
-        ...
-
-
-class Place(Protocol):
-    """Where a device is; `appgw.directory.Location` is one."""
-
-    @property
-    def node(self) -> str:
-        """The node that holds its session."""
-        ...
-
-    @property
-    def session(self) -> str:
-        """The session's id."""
-        ...
-
-
-class Lookup(Protocol):
-    """What the sender's side needs of the directory."""
-
-    async def lookup(self, app: str, device: str) -> Place | None:
-        """See `appgw.directory.Directory.lookup`."""
         ...
 
 
