@@ -243,8 +243,11 @@ export class Machine {
 
   #put(message) {
     const frame = encode(message);
-    if (this.#kept && COUNTED.has(message.type)) this.#kept.add(frame);
-    if (this.state !== "detached") this.#out.push(frame);
+    const counted = COUNTED.has(message.type);
+    if (this.#kept && counted) this.#kept.add(frame);
+    // Before the WELCOME says where a session goes on, what it counts is kept alone: it goes then, once and in order.
+    const waits = this.state === "detached" || (this.state === "greeting" && this.#token && counted);
+    if (!waits) this.#out.push(frame);
   }
 
   #confirm() {

@@ -74,6 +74,23 @@ for (const [name, bytes, code] of [
     equal(decode(machine.take().at(-1).subarray(4)).code, code);
   });
 }
+test("what a session puts out before the WELCOME of its next connection leaves behind it, once and in order", () => {
+  const types = (machine) => machine.take().map((frame) => decode(frame.subarray(4)).type);
+  const welcome = { type: "Welcome", version: 1, session: "s", device: "d", resume: "r", capabilities: ["resume"] };
+  const machine = new Machine(0);
+  machine.hello({ app: "shop" }, 0);
+  machine.receive(encode(welcome), 0);
+  const id = machine.call({ gate: "rpc", method: "a.b", more: true });
+  equal(types(machine), ["Hello", "Call"]);
+  machine.detach();
+  machine.data(id, Uint8Array.of(1));
+  machine.hello({ app: "shop" }, 0);
+  machine.data(id, Uint8Array.of(2));
+  equal(types(machine), ["Hello"]);
+  machine.receive(encode({ ...welcome, resumed: true, received: 1 }), 0);
+  machine.data(id, Uint8Array.of(3), true);
+  equal(machine.take().map((frame) => [...decode(frame.subarray(4)).body]), [[1], [2], [3]]);
+});
 test("passes over a deep nest in a field of a later version", () => {
   const deep = "91".repeat(60_000) + "c0";
   equal(decode(bytesOf(`930c07${deep}`)), { type: "Pong", nonce: 7 });

@@ -153,7 +153,6 @@ class Shop:
         return Reply(message.data)
 
 
-@pytest.mark.flaky(reruns=4)  # one in three, see docs/plan.md
 async def test_page_goes_on_with_its_session_where_the_connection_is_cut(
     gateway: Any, bus: Any, service: Any, mint: Any, browser: Any
 ) -> None:
