@@ -105,10 +105,10 @@ up: setup  ## set up and run the whole platform with the demo shop (DEMO=0: with
 	@exec $(BIN)/stormline up $(if $(filter 0 no false,$(DEMO)),,--demo) $(UP_ARGS)
 
 test: setup peers system-tools  ## set up and run all tests
-	@exec $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
+	@exec $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-portable: setup  ## the tests without what only Linux has: TCP_INFO, MPTCP, the routing socket, its files and clocks
-	@STORMLINE_PORTABLE=1 exec $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile $(or $(TEST_ARGS),$(PORTABLE_TESTS))
+	@STORMLINE_PORTABLE=1 exec $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(or $(TEST_ARGS),$(PORTABLE_TESTS))
 
 check: setup  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

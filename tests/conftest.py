@@ -44,6 +44,15 @@ SETTLE_STEP_S = 0.01
 SETTLE_STEPS = int(SETTLE_S / SETTLE_STEP_S)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the platform's files, which take minutes and wait most of them, else in the order that chance gave.
+
+    Several processes share a run file by file; one that began such a file last would be alone with it.
+    """
+    items.sort(key=lambda item: "/tests/platform/" not in str(item.path))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print, also with -q, what repeats this run's order and its random numbers."""
     seed = config.getoption("randomly_seed", None)
