@@ -238,14 +238,14 @@ class Outbox:
         await self._ask(lambda ledger: ledger.free(entry, answered=answered))
 
     async def _settle(self, entry: Entry, state: Literal["answered", "refused"], outcome: bytes, code: int) -> None:
-        self._failures.pop(entry.lane, None)
-        self._not_before.pop(entry.lane, None)
         now_ms = self._now_ms()
         await self._tell(await self._ask(lambda ledger: ledger.settle(entry, state, outcome, code, now_ms)))
 
     async def _tell(self, settled: Settled) -> None:
         """Tell the app, then forget: killed in between, it is told again."""
         entry, answer, reason = settled.entry, None, ""
+        self._failures.pop(entry.lane, None)  # also of what has expired: lanes may have a new name for each order
+        self._not_before.pop(entry.lane, None)
         if settled.state == "answered":
             answer = json.loads(settled.outcome)
         else:
