@@ -235,10 +235,12 @@ class Service:
             guard.check()
             self.ready.set()
             _log.info("%s %s: answering on NATS at %s", self._config.name, self._config.version, url)
-            lost = asyncio.create_task(gone.wait())
-            while client.is_connected and not stopping.done():  # looked at, too: the client does not always tell
-                await asyncio.wait([lost, stopping], timeout=limits.ENGINE_LOOK_S, return_when="FIRST_COMPLETED")
-            lost.cancel()
+            lost = asyncio.create_task(gone.wait(), name=f"{self._config.name} lost")
+            try:
+                while client.is_connected and not stopping.done():  # looked at, too: the client does not always tell
+                    await asyncio.wait([lost, stopping], timeout=limits.ENGINE_LOOK_S, return_when="FIRST_COMPLETED")
+            finally:
+                lost.cancel()
             if stopping.done() and client.is_connected:
                 self.ready.clear()
                 await service.stop()  # its subscriptions are gone: nothing new comes
